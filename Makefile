@@ -1,0 +1,35 @@
+# `make demo` and `make test` do all their own set-up; nothing but Python 3.11, make and a network is needed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help venv demo test lint pytest clean
+
+help:             ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: $(STAMP)    ## make .venv/ with Argosy and everything its tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV)/ (about a minute the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: venv        ## train MNIST on 2 servers and 2 workers, here
+	$(BIN)/argosy demo
+
+test: lint pytest ## everything that must pass: ruff, mypy --strict, pytest
+
+lint: venv        ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+pytest: venv      ## all tests
+	$(BIN)/python -m pytest
+
+clean:            ## remove .venv/ and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

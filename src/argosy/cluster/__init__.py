@@ -1,0 +1,1 @@
+"""Who is in the job, and which of them am I."""

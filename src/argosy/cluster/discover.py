@@ -1,0 +1,179 @@
+"""Which cluster is this, and which task am I? Arguments, flags, variables and TF_CONFIG in; an Identity out.
+
+Pure: what is read is passed in, and the caller puts the rest of `argv` back. Precedence, highest first: the
+arguments of `join()`, flags, ARGOSY_* variables, TF_CONFIG, and at last a cluster of one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.cluster.settings import (
+    DEFAULT_WAIT,
+    FLAGS,
+    SWITCHES,
+    choose_mode,
+    read_bool,
+    read_int,
+    read_mode,
+    read_seconds,
+    variable,
+)
+from argosy.cluster.spec import Address, ClusterSpec, Task
+from argosy.errors import ConfigError
+from argosy.modes import Local, Mode, Ring
+
+# TensorFlow calls its first worker "chief" (once "master"): here it is worker 0.
+_CHIEF_JOBS = ("chief", "master")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A task's place in its cluster, and the settings it was given."""
+
+    cluster: ClusterSpec
+    task: Task
+    mode: Mode
+    bind: Address | None = None
+    insecure: bool = False
+    wait: float = DEFAULT_WAIT
+    num_gpus: int | None = None
+
+
+def take_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split `argv` into our settings and the rest, which is the script's; nothing after `--` is ours."""
+    words: dict[str, str] = {}
+    rest: list[str] = []
+    position = 0
+    while position < len(argv):
+        argument = argv[position]
+        position += 1
+        if argument == "--":
+            rest += argv[position - 1 :]
+            break
+        flag, equals, value = argument.partition("=")
+        setting = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or setting not in FLAGS:
+            rest.append(argument)
+            continue
+        if not equals:
+            following = argv[position] if position < len(argv) else None
+            if setting in SWITCHES and (following is None or not _is_bool(following)):
+                value = "true"
+            elif following is None or following.startswith("--"):
+                raise ConfigError(f"--{setting}", "a value", "none")
+            else:
+                value = following
+                position += 1
+        words[setting] = value
+    return words, rest
+
+
+def _is_bool(text: str) -> bool:
+    try:
+        read_bool("", text)
+    except ConfigError:
+        return False
+    return True
+
+
+def discover(
+    words: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    cluster: ClusterSpec | None = None,
+    task: Task | None = None,
+    mode: Mode | None = None,
+) -> Identity:
+    """Find the cluster, the task and the mode; raises ConfigError for what cannot work."""
+    variables = {s: environ[variable(s)] for s in FLAGS if environ.get(variable(s), "") != ""}
+    settings = variables | {s: value for s, value in words.items() if value != ""}
+    if "mode" in words or "is_sync" in words:  # a flag replaces both variables, as they mean the same
+        for setting in ("mode", "is_sync"):
+            if setting not in words:
+                settings.pop(setting, None)
+    if cluster is None:
+        cluster, found = _find_cluster(settings, environ)
+        task = task or found
+    if task is None:
+        task = _find_task(settings)
+    cluster.require(task)
+    asked = mode if mode is not None else read_mode(settings)
+    servers, workers = cluster.count("ps"), cluster.count("worker")
+    chosen = Local() if task.job not in ("ps", "worker") else choose_mode(asked, servers, workers)
+    if isinstance(chosen, Ring) and workers > 1:
+        raise ConfigError(
+            "mode", "sync or async, with ps tasks", "ring", "this version has no ring yet: add --ps 1"
+        )
+    return Identity(
+        cluster,
+        task,
+        Local() if isinstance(chosen, Ring) else chosen,
+        bind=Address.parse(settings["bind"], "bind") if "bind" in settings else None,
+        insecure="insecure" in settings and read_bool("insecure", settings["insecure"]),
+        wait=read_seconds("wait", settings["wait"]) if "wait" in settings else DEFAULT_WAIT,
+        num_gpus=read_int("num_gpus", settings["num_gpus"]) if "num_gpus" in settings else None,
+    )
+
+
+def _find_cluster(settings: Mapping[str, str], environ: Mapping[str, str]) -> tuple[ClusterSpec, Task | None]:
+    if "cluster" in settings:
+        return ClusterSpec(_read_json("cluster", settings["cluster"])), None
+    if "ps_hosts" in settings or "worker_hosts" in settings:
+        hosts = {
+            "ps": _split(settings.get("ps_hosts", "")),
+            "worker": _split(settings.get("worker_hosts", "")),
+        }
+        return ClusterSpec({job: addresses for job, addresses in hosts.items() if addresses}), None
+    if environ.get("TF_CONFIG", "").strip():
+        return _read_tf_config(environ["TF_CONFIG"])
+    if "job_name" in settings or "task_index" in settings:
+        raise ConfigError(
+            "worker_hosts", "the addresses of the cluster, beside job_name", "none", "add --ps_hosts and --worker_hosts"
+        )
+    return ClusterSpec({"worker": ["localhost:1"]}), Task("worker", 0)
+
+
+def _find_task(settings: Mapping[str, str]) -> Task:
+    if "job_name" not in settings:
+        raise ConfigError("job_name", "the job of this task, such as ps or worker", "none", "add --job_name")
+    return Task(settings["job_name"], read_int("task_index", settings.get("task_index", "0")))
+
+
+def _split(hosts: str) -> list[str]:
+    return [host.strip() for host in hosts.split(",") if host.strip()]
+
+
+def _read_json(field: str, text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(field, "a JSON object", f"{text[:60]!r} ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(field, "a JSON object", repr(text[:60]))
+    return value
+
+
+def _read_tf_config(text: str) -> tuple[ClusterSpec, Task | None]:
+    config = _read_json("TF_CONFIG", text)
+    jobs = config.get("cluster") or {}
+    if not isinstance(jobs, dict):
+        raise ConfigError("TF_CONFIG cluster", "a mapping of job names to lists of host:port", repr(jobs))
+    if not jobs:  # what TensorFlow's users set for a run on one machine
+        return ClusterSpec({"worker": ["localhost:1"]}), Task("worker", 0)
+    chief = next((job for job in _CHIEF_JOBS if job in jobs), None)
+    if chief is not None:
+        jobs = {job: hosts for job, hosts in jobs.items() if job != chief} | {
+            "worker": [*jobs[chief], *jobs.get("worker", [])]
+        }
+    mine = config.get("task") or {}
+    if not isinstance(mine, dict) or "type" not in mine:
+        raise ConfigError("TF_CONFIG task", 'an object with "type" and "index"', repr(mine))
+    job, index = str(mine["type"]), read_int("TF_CONFIG task index", str(mine.get("index", 0)))
+    if chief is not None and job == chief:
+        job = "worker"
+    elif chief is not None and job == "worker":
+        index += len(config["cluster"][chief])  # type: ignore[index]
+    return ClusterSpec(jobs), Task(job, index)

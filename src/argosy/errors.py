@@ -1,0 +1,72 @@
+"""Every error that Argosy raises on purpose.
+
+    ArgosyError
+    ├── ConfigError        what the user gave cannot work; nothing was started; exit code 2
+    │   └── ModelMismatch  this replica's model is not the one the chief registered
+    ├── WaitTimeout        somebody did not arrive in time; names the missing tasks
+    ├── TaskLost           a task that the job cannot do without has gone
+    ├── JobFailed          another task failed first; names it and its error
+    └── WireError          bytes that are not a message of ours
+
+Each message is one line: what is wrong, where, what was expected, what came, and the remedy. The parts are
+also fields of the exception, for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+USAGE_EXIT_CODE = 2
+
+
+class ArgosyError(Exception):
+    """The base of all errors below: catch this to catch every one of them."""
+
+
+class ConfigError(ArgosyError):
+    """What the user gave cannot work: `field` was expected to be `expected`, and is `got`."""
+
+    def __init__(self, field: str, expected: str, got: object, remedy: str = "") -> None:
+        self.field = field
+        self.expected = expected
+        self.got = got
+        self.remedy = remedy
+        super().__init__(f"{field}: expected {expected}, got {got}" + (f"; {remedy}" if remedy else ""))
+
+
+class ModelMismatch(ConfigError):
+    """A replica's model differs from the registered one in names, shapes or dtypes."""
+
+
+class WaitTimeout(ArgosyError):
+    """`missing` did not arrive within `seconds`."""
+
+    def __init__(self, what: str, missing: Sequence[str], seconds: float, remedy: str = "") -> None:
+        self.missing = tuple(missing)
+        self.seconds = seconds
+        names = ", ".join(missing)
+        super().__init__(
+            f"{what} after {seconds:.0f} s; missing {names}"
+            + (f"; {remedy}" if remedy else "; is it started, and is its address right?")
+        )
+
+
+class TaskLost(ArgosyError):
+    """`task` has gone, and the job cannot go on without it."""
+
+    def __init__(self, task: str, why: str) -> None:
+        self.task = task
+        super().__init__(f"lost {task}: {why}")
+
+
+class JobFailed(ArgosyError):
+    """The job was ended by a failure of `task`; `reason` is what it said."""
+
+    def __init__(self, task: str, reason: str) -> None:
+        self.task = task
+        self.reason = reason
+        super().__init__(f"the job was ended by {task}: {reason}")
+
+
+class WireError(ArgosyError):
+    """Bytes from a peer are not a well-formed message; they changed nothing."""
