@@ -1,1 +1,76 @@
-"""Argosy."""
+"""Train PyTorch models on a fleet of machines, from one ordinary training loop.
+
+    replica = argosy.join()
+    optimizer = replica.distribute(torch.optim.Adam(model.parameters()))
+    with replica.session(model, optimizer, last_step=2000) as session:
+        for images, labels in session.batches(loader):
+            ...
+
+This module is the whole public interface. Names are imported when they are first used, so that
+`import argosy` costs nothing and does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argosy.cluster.spec import ClusterSpec as ClusterSpec
+    from argosy.errors import ArgosyError as ArgosyError
+    from argosy.errors import ConfigError as ConfigError
+    from argosy.errors import JobFailed as JobFailed
+    from argosy.errors import ModelMismatch as ModelMismatch
+    from argosy.errors import TaskLost as TaskLost
+    from argosy.errors import WaitTimeout as WaitTimeout
+    from argosy.modes import Async as Async
+    from argosy.modes import Ring as Ring
+    from argosy.modes import Sync as Sync
+    from argosy.replica.exchange import Verdict as Verdict
+    from argosy.replica.replica import Replica as Replica
+    from argosy.replica.replica import join as join
+    from argosy.replica.serving import Server as Server
+    from argosy.session.session import Session as Session
+    from argosy.store.placement import Greedy as Greedy
+    from argosy.store.placement import RoundRobin as RoundRobin
+    from argosy.store.placement import Split as Split
+
+_HOMES = {
+    "ArgosyError": "argosy.errors",
+    "Async": "argosy.modes",
+    "ClusterSpec": "argosy.cluster.spec",
+    "ConfigError": "argosy.errors",
+    "Greedy": "argosy.store.placement",
+    "JobFailed": "argosy.errors",
+    "ModelMismatch": "argosy.errors",
+    "Replica": "argosy.replica.replica",
+    "Ring": "argosy.modes",
+    "RoundRobin": "argosy.store.placement",
+    "Server": "argosy.replica.serving",
+    "Session": "argosy.session.session",
+    "Split": "argosy.store.placement",
+    "Sync": "argosy.modes",
+    "TaskLost": "argosy.errors",
+    "Verdict": "argosy.replica.exchange",
+    "WaitTimeout": "argosy.errors",
+    "join": "argosy.replica.replica",
+}
+
+__all__ = sorted(_HOMES)
+
+try:
+    __version__ = version("argosy")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'argosy' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

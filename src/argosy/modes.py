@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from argosy.errors import ConfigError
 
 BufferRule = Literal["chief", "mean"]
 
 
-@dataclass(frozen=True)
-class Async:
+class Async(msgspec.Struct, frozen=True, tag="async"):
     """Each gradient is applied when it arrives.
 
     `max_staleness`: at most so many updates between a replica's pull and the application of its gradient;
@@ -32,8 +32,7 @@ class Async:
         """Nothing here depends on the number of workers."""
 
 
-@dataclass(frozen=True)
-class Sync:
+class Sync(msgspec.Struct, frozen=True, tag="sync"):
     """A step waits for the gradients, averages them and applies once; replicas go on together.
 
     `aggregate=k`: go on with the first k (default: one from each worker). `late`: what becomes of a
@@ -88,16 +87,14 @@ class Sync:
         return max(0, math.ceil((self.aggregate or workers) / max(workers, 1)) - 1)
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(msgspec.Struct, frozen=True, tag="ring"):
     """No servers: the workers average their gradients by all-reduce."""
 
     def check(self, workers: int) -> None:
         """Any number of workers makes a ring."""
 
 
-@dataclass(frozen=True)
-class Local:
+class Local(msgspec.Struct, frozen=True, tag="local"):
     """A cluster of one: plain PyTorch."""
 
     def check(self, workers: int) -> None:

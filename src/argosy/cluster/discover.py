@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from argosy.cluster.settings import (
     DEFAULT_WAIT,
@@ -131,7 +132,10 @@ def _find_cluster(settings: Mapping[str, str], environ: Mapping[str, str]) -> tu
         return _read_tf_config(environ["TF_CONFIG"])
     if "job_name" in settings or "task_index" in settings:
         raise ConfigError(
-            "worker_hosts", "the addresses of the cluster, beside job_name", "none", "add --ps_hosts and --worker_hosts"
+            "worker_hosts",
+            "the addresses of the cluster, beside job_name",
+            "none",
+            "add --ps_hosts and --worker_hosts",
         )
     return ClusterSpec({"worker": ["localhost:1"]}), Task("worker", 0)
 
@@ -146,7 +150,7 @@ def _split(hosts: str) -> list[str]:
     return [host.strip() for host in hosts.split(",") if host.strip()]
 
 
-def _read_json(field: str, text: str) -> dict[str, object]:
+def _read_json(field: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -175,5 +179,5 @@ def _read_tf_config(text: str) -> tuple[ClusterSpec, Task | None]:
     if chief is not None and job == chief:
         job = "worker"
     elif chief is not None and job == "worker":
-        index += len(config["cluster"][chief])  # type: ignore[index]
+        index += len(config["cluster"][chief])
     return ClusterSpec(jobs), Task(job, index)

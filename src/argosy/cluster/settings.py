@@ -132,7 +132,10 @@ def choose_mode(asked: Mode | None, servers: int, workers: int) -> Mode:
     if isinstance(asked, Async | Sync) and not servers:
         word = type(asked).__name__.lower()
         raise ConfigError(
-            "mode", f"a cluster with at least one ps task for {word}", "no ps task", "add --ps 1 or --ps_hosts"
+            "mode",
+            f"a cluster with at least one ps task for {word}",
+            "no ps task",
+            "add --ps 1 or --ps_hosts",
         )
     if isinstance(asked, Ring) and servers:
         raise ConfigError("mode", "no ps task for ring", f"{servers} ps tasks", "leave the servers out")

@@ -1,0 +1,165 @@
+"""The command line: `argosy run`, `argosy demo`, `argosy status`.
+
+Thin: it turns words into a JobSpec and errors into one line. Nothing here imports torch; what a command needs
+is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from argosy.cluster.spec import Address
+from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError
+from argosy.launch import local
+from argosy.launch.job import JobSpec
+
+_DEMO_SCRIPT = Path(__file__).with_name("demo.py")
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (default: this process's own); the exit code."""
+    try:
+        code = cli.main(args=None if argv is None else list(argv), prog_name="argosy", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USAGE_EXIT_CODE
+    except click.ClickException as error:
+        return _fail(_one_line(error), error.exit_code)
+    except ConfigError as error:
+        return _fail(str(error), USAGE_EXIT_CODE)
+    except (ArgosyError, OSError) as error:
+        return _fail(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"argosy: error: {message}", err=True)
+    return code
+
+
+def _one_line(error: click.ClickException) -> str:
+    message = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return message if context is None else f"{message} See '{context.command_path} --help'."
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("argosy")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "0+unknown"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), prog_name="argosy")
+def cli() -> None:
+    """Train PyTorch models on parameter servers, from one ordinary training loop.
+
+    \b
+    First steps:
+      argosy demo                                   MNIST on 2 servers and 2 workers
+      argosy run --ps 2 --workers 2 train.py        your own script
+      argosy run --help                             modes, and more examples
+    """
+
+
+@cli.command(context_settings={"allow_interspersed_args": False})
+@click.option("--ps", type=int, metavar="P", help="Parameter servers.  [default: 1, and 0 for ring]")
+@click.option("--workers", type=int, default=2, show_default=True, metavar="W", help="Workers.")
+@click.option("--mode", metavar="sync|async|ring", help="How workers work together.  [default: async]")
+@click.option("--aggregate", metavar="K", help="sync: a step goes on with the first K gradients.")
+@click.option(
+    "--late", metavar="drop|fold", help="sync: what becomes of a gradient that comes after its step."
+)
+@click.option("--tokens", metavar="M", help="sync: a worker may run up to M gradients ahead of the step.")
+@click.option(
+    "--max-staleness", metavar="S", help="async: at most S updates between a pull and its gradient."
+)
+@click.option(
+    "--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Keep each task's output here."
+)
+@click.option("--threads", type=int, metavar="N", help="Threads of a task.  [default: cores / tasks]")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    ps: int | None,
+    workers: int,
+    log_dir: Path | None,
+    threads: int | None,
+    script: Path,
+    args: tuple[str, ...],
+    **settings: str | None,
+) -> int:
+    """Start every task of a job on this machine. What follows SCRIPT is the script's own.
+
+    \b
+    Examples:
+      argosy run train.py
+          1 server and 2 workers, each gradient applied when it arrives
+      argosy run --ps 2 --workers 4 --mode sync train.py --epochs 3
+          a step takes one gradient from each worker; train.py gets --epochs 3
+      argosy run --workers 4 --mode sync --aggregate 3 --late fold train.py
+          a step goes on with the first 3 of 4; the fourth counts in the next
+      argosy run --mode async --max-staleness 8 --log-dir logs train.py
+          no gradient older than 8 updates; logs/worker-0.log, logs/ps-0.log, …
+
+    Every line of a task comes with its name. A worker that is killed takes nobody with it; a task that fails
+    ends the job, the first cause is printed last, and its exit code is ours (128+n for signal n).
+    Ctrl-C ends everything; a second one at once.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    servers = int(given.get("mode") != "ring") if ps is None else ps
+    return local.run(JobSpec(script, args, servers, workers, given, threads, log_dir))
+
+
+@cli.command()
+@click.option(
+    "--steps", type=int, default=2000, show_default=True, metavar="N", help="Global steps to train."
+)
+@click.option(
+    "--mode", metavar="async|sync", default="async", show_default=True, help="How workers work together."
+)
+@click.option(
+    "--data", metavar="DIR", type=click.Path(path_type=Path), help="MNIST's own files, instead of ours."
+)
+def demo(steps: int, mode: str, data: Path | None) -> int:
+    """Train MNIST on 2 servers and 2 workers, on the digits that ship with the package.
+
+    \b
+    Examples:
+      argosy demo
+      argosy demo --mode sync --steps 500
+      argosy demo --data ~/mnist          train-images-idx3-ubyte, …
+    """
+    args = ["--steps", str(steps)]
+    if data is not None:
+        from argosy.datasets.idx import require_files
+
+        require_files(data)
+        args += ["--data", str(data)]
+    # -P: the script lies among the package's modules, whose names must not hide those of other packages.
+    return local.run(
+        JobSpec(_DEMO_SCRIPT, tuple(args), 2, 2, {"mode": mode}, python_flags=("-P",)),
+    )
+
+
+@cli.command()
+@click.argument("address", metavar="HOST:PORT")
+def status(address: str) -> None:
+    """Who is in a job, who is waited for, and since when. Any server of the job will tell."""
+    where = Address.parse(address, "HOST:PORT")
+    from argosy.store.status import query
+
+    click.echo(query(str(where)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""A job on paper: what to run, in how many tasks, and what each of them is told.
+
+Pure planning, called by `launch.local`: environments come in, environments go out, nothing is started.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from argosy.cluster.discover import discover
+from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, variable
+from argosy.cluster.spec import Address, ClusterSpec, Task
+from argosy.errors import ConfigError
+
+# Settings that describe the user's machine and not a job: they may come from the surrounding environment.
+_OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait"})
+# Left over from another job, these would tell a task that it is somebody else.
+JOB_VARIABLES = frozenset(
+    {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}
+    | {LISTEN_FD, ERROR_FILE, "TF_CONFIG"}
+)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What the user asked for. `settings` holds only what was given, such as `{"mode": "sync"}`."""
+
+    script: Path
+    args: tuple[str, ...] = ()
+    servers: int = 1
+    workers: int = 2
+    settings: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    log_dir: Path | None = None
+    python_flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.script.is_file():
+            why = "is not a file" if self.script.exists() else "does not exist"
+            raise ConfigError("SCRIPT", "a Python file", f"{str(self.script)!r}, which {why}")
+        _at_least("--ps", self.servers, 0)
+        _at_least("--workers", self.workers, 1)
+        if self.threads is not None:
+            _at_least("--threads", self.threads, 1)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task, servers first."""
+        servers = tuple(Task("ps", index) for index in range(self.servers))
+        return servers + tuple(Task("worker", index) for index in range(self.workers))
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """One process to start."""
+
+    task: Task
+    address: Address
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    error_file: Path
+
+
+def _at_least(option: str, number: int, least: int) -> None:
+    if number < least:
+        raise ConfigError(option, f"a whole number, {least} or more", number)
+
+
+def describe_cluster(addresses: Mapping[Task, Address]) -> ClusterSpec:
+    """The cluster of these tasks; a job without tasks is left out."""
+    jobs: dict[str, list[str]] = {}
+    for task in sorted(addresses):
+        jobs.setdefault(task.job, []).append(str(addresses[task]))
+    return ClusterSpec(jobs)
+
+
+def plan_task(
+    job: JobSpec, cluster: ClusterSpec, task: Task, environ: Mapping[str, str], cores: int, error_file: Path
+) -> TaskPlan:
+    """What to run as `task`, on top of the environment `environ`."""
+    return TaskPlan(
+        task,
+        cluster.address(task),
+        (sys.executable, *job.python_flags, str(job.script), *job.args),
+        task_environ(job, cluster, task, environ, cores) | {ERROR_FILE: str(error_file)},
+        error_file,
+    )
+
+
+def task_environ(
+    job: JobSpec, cluster: ClusterSpec, task: Task, environ: Mapping[str, str], cores: int
+) -> dict[str, str]:
+    """The environment of a task: what is inherited, cleared of other jobs, and who it is."""
+    inherited = {name: value for name, value in environ.items() if name not in JOB_VARIABLES}
+    settings = dict(job.settings) | {
+        "cluster": json.dumps(cluster.as_dict()),
+        "job_name": task.job,
+        "task_index": str(task.index),
+    }
+    return (
+        inherited
+        | _threads(job, environ, cores)
+        | {"PYTHONUNBUFFERED": "1"}
+        | {variable(setting): value for setting, value in settings.items()}
+    )
+
+
+def _threads(job: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, str]:
+    # Tasks that each start a thread a core fight over the cores, and training is several times slower.
+    if job.threads is None and environ.get("OMP_NUM_THREADS"):
+        return {}
+    return {"OMP_NUM_THREADS": str(job.threads or max(1, cores // len(job.tasks)))}
+
+
+def check(job: JobSpec, cluster: ClusterSpec, environ: Mapping[str, str]) -> None:
+    """Raise the ConfigError that every task would raise, before any of them starts."""
+    for name in ("ps", "worker"):
+        for task in list(cluster.tasks(name))[:1]:
+            discover({}, task_environ(job, cluster, task, environ, cores=1))

@@ -1,0 +1,209 @@
+"""Runs a job on this machine: `run(JobSpec) -> exit code`.
+
+One thread, one loop: it reads the tasks' output, collects those that ended, asks the supervisor, and does
+what it decides. How a task becomes a process is `TaskProcess`'s business alone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from argosy.cluster.spec import Task
+from argosy.errors import USAGE_EXIT_CODE
+from argosy.launch import cause
+from argosy.launch.guard import Guard
+from argosy.launch.job import JobSpec, TaskPlan, check, describe_cluster, plan_task
+from argosy.launch.output import Stream, TaskLog
+from argosy.launch.ports import Ports
+from argosy.launch.process import TaskProcess
+from argosy.launch.screen import Screen
+from argosy.launch.signals import INTERRUPTS, Signals
+from argosy.launch.supervise import (
+    Ended,
+    Event,
+    Interrupted,
+    Say,
+    Supervisor,
+    Tick,
+    count,
+    exit_status,
+)
+from argosy.launch.workspace import Workspace
+
+_STATUS_EVERY = 1.0
+# After an interruption nobody may be reading any more.
+_LAST_FLUSH = 1.0
+
+
+def run(job: JobSpec) -> int:
+    """Start every task, wait for the end, and report. Raises ConfigError before anything starts."""
+    _fill_standard_streams()
+    with ExitStack() as stack:
+        ports = stack.enter_context(Ports(job.tasks))
+        cluster = describe_cluster(ports.addresses)
+        check(job, cluster, os.environ)
+        guard = Guard()
+        stack.callback(guard.dismiss)
+        workspace = Workspace(guard, job.log_dir)
+        stack.callback(workspace.close)
+        cores = len(os.sched_getaffinity(0))
+        plans = [
+            plan_task(job, cluster, task, os.environ, cores, workspace.error_file(task)) for task in job.tasks
+        ]
+        screen = Screen()
+        with Signals() as signals, Run(plans, screen, signals) as live:
+            live.start(guard, ports, workspace)
+            live.until_over()
+        code = _conclude(live, plans, workspace)
+        screen.flush(None if live.supervisor.interrupt is None else _LAST_FLUSH)
+        return code
+
+
+class Run:
+    """The tasks of a job while they live."""
+
+    def __init__(self, plans: Sequence[TaskPlan], screen: Screen, signals: Signals) -> None:
+        self.supervisor = Supervisor(plan.task for plan in plans)
+        self.screen = screen
+        self.logs: dict[Task, TaskLog] = {}
+        self._plans = plans
+        self._signals = signals
+        self._processes: dict[Task, TaskProcess] = {}
+        self._streams: dict[Task, list[Stream]] = {}
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened, no task stays."""
+        for task, process in self._processes.items():
+            if not self.supervisor.given_up:
+                process.end()
+            for stream in self._streams.get(task, ()):
+                stream.drain()
+        for log in self.logs.values():
+            log.close()
+
+    def start(self, guard: Guard, ports: Ports, workspace: Workspace) -> None:
+        """Start every task, and say so."""
+        for plan in self._plans:
+            task = plan.task
+            self.logs[task] = TaskLog(workspace.log_file(task))
+            listener = ports.take_listener(task)
+            try:
+                process = self._processes[task] = TaskProcess(plan, guard, listener)
+            finally:
+                if listener is not None:
+                    listener.close()
+            self._streams[task] = [
+                Stream(process.stdout, partial(self._relay, task, False)),
+                Stream(process.stderr, partial(self._relay, task, True)),
+            ]
+            self.screen.say(f"started {task} pid {process.pid} at {plan.address}")
+
+    def until_over(self) -> None:
+        """Carry the supervisor's decisions out until nothing is left to wait for."""
+        while not self.supervisor.over:
+            self._wait()
+            arrived = self._signals.take()
+            for number in arrived:
+                if number in INTERRUPTS:
+                    self._decide(Interrupted(number))
+            if self.screen.broken and self.supervisor.interrupt is None:
+                self._decide(Interrupted(signal.SIGPIPE))
+            if signal.SIGCHLD in arrived:
+                self._collect()
+            self._decide(Tick())
+        self.screen.erase_status()
+
+    def _wait(self) -> None:
+        """Wait until something happens, and move output along."""
+        self.screen.show_status(self._status())
+        poller = select.poll()
+        poller.register(self._signals, select.POLLIN)
+        if (blocked := self.screen.waits_for) is not None:
+            poller.register(blocked, select.POLLOUT)
+        sources = {} if self.screen.full else self._open_streams()
+        for number in sources:
+            poller.register(number, select.POLLIN)
+        ready = [number for number, _ in poller.poll(self._timeout())]
+        if blocked in ready:
+            self.screen.advance()
+        for number in ready:
+            if number in sources:
+                sources[number].read()
+
+    def _open_streams(self) -> dict[int, Stream]:
+        every = (stream for streams in self._streams.values() for stream in streams)
+        return {stream.fileno(): stream for stream in every if stream.open}
+
+    def _timeout(self) -> float | None:
+        """Milliseconds until there is something to do even if nothing happens."""
+        seconds = []
+        if self.supervisor.deadline is not None:
+            seconds.append(max(0.0, self.supervisor.deadline - time.monotonic()))
+        if self.screen.has_status:
+            seconds.append(_STATUS_EVERY)
+        return min(seconds) * 1000 + 1 if seconds else None
+
+    def _status(self) -> str:
+        jobs = [task.job for task in self.supervisor.running]
+        seconds = time.monotonic() - self._began
+        servers, workers = jobs.count("ps"), jobs.count("worker")
+        return f"{count(servers, 'server')}, {count(workers, 'worker')} running, {seconds:.0f} s"
+
+    def _collect(self) -> None:
+        for task in sorted(self.supervisor.running):
+            process = self._processes[task]
+            code = process.collect()
+            if code is not None:
+                ended = Ended(task, process.pid, code, time.time())
+                for stream in self._streams[task]:
+                    stream.drain()
+                self._decide(ended)
+
+    def _decide(self, event: Event) -> None:
+        for decision in self.supervisor.on(event, time.monotonic()):
+            if isinstance(decision, Say):
+                self.screen.warn(f"argosy: {decision.text}")
+                continue
+            for task in decision.tasks:
+                self._processes[task].send(decision.number)
+
+    def _relay(self, task: Task, is_error: bool, lines: list[bytes]) -> None:
+        self.logs[task].write(lines, is_error)
+        self.screen.relay(task, lines, is_error)
+
+
+def _conclude(live: Run, plans: Sequence[TaskPlan], workspace: Workspace) -> int:
+    """Say what failed first, last; the exit code of the job."""
+    supervisor = live.supervisor
+    if supervisor.interrupt is not None:
+        return exit_status(-supervisor.interrupt)
+    records = {plan.task: found for plan in plans if (found := cause.read_record(plan.error_file))}
+    first = cause.first_cause(supervisor.failures, records)
+    if first is None:
+        return int(supervisor.given_up)
+    record = records.get(first.task)
+    if first.code != USAGE_EXIT_CODE:
+        workspace.keep_logs = True
+    if workspace.keep_logs:
+        live.screen.warn(f"argosy: logs of every task are in {workspace.logs}")
+    live.screen.warn(cause.report(first, record, live.logs[first.task].errors, len(supervisor.failures)))
+    return exit_status(first.code)
+
+
+def _fill_standard_streams() -> None:
+    """Closed by the caller (`>&-`), their numbers would be given to our sockets, and be written to."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,66 @@
+"""Ports without races: the launcher binds every task's socket itself and hands it over, still bound.
+
+A port that is looked up, released and bound again by the task may be somebody else's in between.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from types import TracebackType
+
+from argosy.cluster.spec import Address, Task
+
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 1024
+
+
+class Ports:
+    """A bound socket a task. A server's one listens already, so that nobody who connects early is refused."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._sockets: dict[Task, socket.socket] = {}
+        try:
+            for task in tasks:
+                self._sockets[task] = _bind(listen=task.job == "ps")
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> dict[Task, Address]:
+        """Where each task is reached."""
+        return {task: Address(*bound.getsockname()) for task, bound in self._sockets.items()}
+
+    def take_listener(self, task: Task) -> socket.socket | None:
+        """A server's socket, for the caller to pass on and close; None for a task that does not listen.
+
+        The launcher must not keep it: a connection to a dead server would be accepted by nobody, in silence.
+        """
+        return self._sockets.pop(task) if task.job == "ps" else None
+
+    def close(self) -> None:
+        """Release what was not taken."""
+        for bound in self._sockets.values():
+            bound.close()
+        self._sockets.clear()
+
+    def __enter__(self) -> Ports:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bind(listen: bool) -> socket.socket:
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.bind((_LOOPBACK, 0))
+        if listen:
+            bound.listen(_BACKLOG)
+    except OSError:
+        bound.close()
+        raise
+    return bound

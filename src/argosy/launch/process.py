@@ -1,0 +1,82 @@
+"""One task as a process of its own session, so that all it starts can be ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from typing import IO
+
+from argosy.cluster.settings import LISTEN_FD
+from argosy.cluster.spec import Task
+from argosy.launch.guard import Guard
+from argosy.launch.job import TaskPlan
+
+
+class TaskProcess:
+    """A started task. The guard knows its group before its program runs."""
+
+    def __init__(self, plan: TaskPlan, guard: Guard, listener: socket.socket | None) -> None:
+        self.task: Task = plan.task
+        self._guard = guard
+        # preexec_fn is safe here: the launcher has one thread.
+        self._process = subprocess.Popen(
+            plan.argv,
+            env=_environ(plan, listener),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            pass_fds=() if listener is None else (listener.fileno(),),
+            preexec_fn=guard.watch_this_process,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Also the number of its process group."""
+        return self._process.pid
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """The reading end of its output, for the caller to close."""
+        return _present(self._process.stdout)
+
+    @property
+    def stderr(self) -> IO[bytes]:
+        """The reading end of its errors, for the caller to close."""
+        return _present(self._process.stderr)
+
+    def collect(self) -> int | None:
+        """The return code (-n: by signal n) once it has ended, and what it started too; None before."""
+        if self._process.returncode is None:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            # Until it is waited for, the number of the group cannot be given to another.
+            self.send(signal.SIGKILL)
+            self._guard.forget(self.pid)
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Kill it, and all that it started, if it still runs."""
+        self.send(signal.SIGKILL)
+        self._process.wait()
+
+    def send(self, number: int) -> None:
+        """Signal the task and all that it started."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+
+def _environ(plan: TaskPlan, listener: socket.socket | None) -> dict[str, str]:
+    extra = {} if listener is None else {LISTEN_FD: str(listener.fileno())}
+    return dict(plan.environ) | extra
+
+
+def _present(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise RuntimeError("the task was started without pipes")
+    return stream

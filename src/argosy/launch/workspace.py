@@ -1,0 +1,47 @@
+"""The directories of a run: a private one for error records, and one for logs.
+
+Logs that nobody asked for are removed unless the job failed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+from argosy.cluster.spec import Task
+from argosy.errors import ConfigError
+from argosy.launch.guard import Guard
+
+
+class Workspace:
+    """Made when the run starts; `close` before the guard is dismissed."""
+
+    def __init__(self, guard: Guard, log_dir: Path | None) -> None:
+        self._private = Path(tempfile.gettempdir()) / f"argosy-{os.getpid()}-{secrets.token_hex(4)}"
+        guard.watch_directory(self._private)  # before it exists: we may be killed at any moment
+        self._errors = self._private / "errors"
+        self.logs = log_dir or self._private / "logs"
+        self.keep_logs = log_dir is not None
+        self._private.mkdir(mode=0o700)
+        self._errors.mkdir()
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.close()
+            raise ConfigError("--log-dir", "a directory that can be made", str(error)) from None
+
+    def error_file(self, task: Task) -> Path:
+        """Where `task` writes its error record."""
+        return self._errors / f"{task.job}-{task.index}.json"
+
+    def log_file(self, task: Task) -> Path:
+        """Where its output goes."""
+        return self.logs / f"{task.job}-{task.index}.log"
+
+    def close(self) -> None:
+        """Remove what is not kept."""
+        kept_inside = self.keep_logs and self._private in self.logs.parents
+        shutil.rmtree(self._errors if kept_inside else self._private, ignore_errors=True)

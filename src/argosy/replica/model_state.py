@@ -1,0 +1,85 @@
+"""What a model has beside the parameters that are trained: buffers, and parameters outside the optimizer.
+
+All of it starts as the chief's. Afterwards only what changes in training travels: torch counts the in-place
+changes of a tensor, so a table of constants is sent once and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from argosy.errors import ConfigError
+from argosy.wire.frames import MAX_FRAME_BYTES
+from argosy.wire.tensors import dtype_name
+
+
+class ModelState:
+    """The buffers of a model, and which of them have changed."""
+
+    def __init__(self, model: nn.Module | None, trained: Iterable[nn.Parameter]) -> None:
+        self._constants: dict[str, torch.Tensor] = {}
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+        if model is None:
+            return
+        known = {id(parameter) for parameter in trained}
+        self._constants = {n: p.detach() for n, p in model.named_parameters() if id(p) not in known}
+        saved = model.state_dict().keys()
+        for prefix, module in model.named_modules():
+            for name, buffer in module._buffers.items():
+                full = f"{prefix}.{name}" if prefix else name
+                if buffer is not None and full in saved:
+                    self._places[full] = (module, name)
+        for full, value in self._everything():
+            dtype_name(value.dtype, full)
+            if value.numel() * value.element_size() > MAX_FRAME_BYTES:
+                raise ConfigError(f"buffer {full}", f"at most {MAX_FRAME_BYTES} bytes", value.numel())
+        self.mark()
+
+    def _everything(self) -> Iterable[tuple[str, torch.Tensor]]:
+        yield from self._constants.items()
+        for full in self._places:
+            yield full, self._buffer(full)
+
+    def _buffer(self, full: str) -> torch.Tensor:
+        module, name = self._places[full]
+        buffer = module._buffers[name]
+        if buffer is None:
+            raise ConfigError(f"buffer {full}", "the tensor that was there at the start", "None")
+        return buffer
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        """All of it, on the CPU: what the chief registers."""
+        return {full: _portable(value) for full, value in self._everything()}
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """The buffers that changed since `mark` or `take`."""
+        changed = {}
+        for full in self._places:
+            buffer = self._buffer(full)
+            if self._seen[full] != (id(buffer), buffer._version):
+                changed[full] = _portable(buffer)
+        return changed
+
+    @torch.no_grad()
+    def take(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Set these to what the servers say."""
+        for full, value in values.items():
+            if full in self._places:
+                self._buffer(full).copy_(value)
+            elif full in self._constants:
+                self._constants[full].copy_(value)
+        self.mark()
+
+    def mark(self) -> None:
+        """From here on changes count."""
+        for full in self._places:
+            buffer = self._buffer(full)
+            self._seen[full] = (id(buffer), buffer._version)
+
+
+def _portable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous()

@@ -1,0 +1,91 @@
+"""The optimizer that a user steps: torch's own in every way, but its step goes through the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from argosy.errors import ConfigError
+from argosy.replica.exchange import Exchange, Training, Verdict
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps a torch optimizer; shares its parameter groups and state, so schedulers work on either."""
+
+    # GradScaler then hands over its scale and its verdict on infinities instead of leaving `step` out:
+    # a replica that left out a synchronous step would hold up all the others.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, inner: torch.optim.Optimizer, exchange: Exchange) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.param_groups = inner.param_groups
+        self.state = inner.state
+        self.batch_weight = 1.0
+        self._inner = inner
+        self._exchange = exchange
+        self._started = False
+        self._gathered = 0  # backward passes since the last push, when `every` is used
+        self.verdict = Verdict("pulled", 0)
+
+    def start(self, training: Training) -> Verdict:
+        """Begin to train: called by the session, or by the first step."""
+        self._started = True
+        self.verdict = self._exchange.start(self._inner, training)
+        return self.verdict
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, every: int = 1, weight: float | None = None
+    ) -> Verdict:
+        """Push the gradients, wait, pull fresh parameters; says what became of the gradient.
+
+        `every=k`: accumulate, and push the mean of k backward passes at each k-th call; the calls between
+        are answered "held" and `zero_grad` keeps the gradients. `weight`: of this gradient in a weighted
+        mean (`Sync(weighted=True)`); default: the batch size.
+        """
+        if every < 1:
+            raise ConfigError("step(every)", "a number of backward passes, 1 or more", every)
+        if not self._started:
+            self.start(Training(model=None))
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        if self._found_inf():
+            return self.skip()
+        self._gathered += 1
+        if self._gathered < every:
+            return Verdict("held", self.verdict.global_step)
+        self._gathered = 0
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
+        self.verdict = self._exchange.step(
+            self.batch_weight if weight is None else float(weight), self._loss_scale() / every
+        )
+        return self.verdict
+
+    def skip(self) -> Verdict:
+        """Contribute nothing to this step, and hold nobody up: for gradients that are not finite."""
+        if not self._started:
+            self.start(Training(model=None))
+        self._gathered = 0
+        self.verdict = self._exchange.skip()
+        return self.verdict
+
+    def pull(self) -> Verdict:
+        """Fresh parameters, without a gradient."""
+        self.verdict = self._exchange.pull()
+        return self.verdict
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; in the middle of an accumulation it keeps the gradients."""
+        if not self._gathered:
+            self._inner.zero_grad(set_to_none)
+
+    def _found_inf(self) -> bool:
+        found = getattr(self, "found_inf", None)
+        return found is not None and bool(found)
+
+    def _loss_scale(self) -> float:
+        """The inverse of the scale that GradScaler has multiplied the loss by and not taken out yet."""
+        scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else 1.0 / float(scale)

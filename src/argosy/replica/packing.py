@@ -1,0 +1,95 @@
+"""Between a model's tensors and the flat blocks of the servers: one copy each way, no Python per element.
+
+Owns a flat gradient buffer for each block; the parameters and their `.grad` stay PyTorch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from argosy.store.layout import Layout, Piece
+from argosy.wire.tensors import torch_dtype
+
+
+class Packing:
+    """The pieces of these parameters in the blocks of a layout."""
+
+    def __init__(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._pieces = [piece for block in layout.pieces_by_block() for piece in block]
+        self._shapes = [layout.parameters[piece.parameter].shape for piece in self._pieces]
+        self._whole = [piece.count == layout.parameters[piece.parameter].count for piece in self._pieces]
+        pinned = any(parameter.is_cuda for parameter in parameters)
+        self._gradients = [
+            torch.zeros(block.count, dtype=torch_dtype(block.dtype), pin_memory=pinned)
+            for block in layout.blocks
+        ]
+        self._gradient_views = self._views(self._gradients)
+        self._by_server = [(block.server, number) for number, block in enumerate(layout.blocks)]
+        for piece, whole in zip(self._pieces, self._whole, strict=True):
+            if not whole:  # a part of a tensor must be a stretch of its memory
+                parameter = self._parameters[piece.parameter]
+                parameter.data = parameter.data.contiguous()
+
+    def _views(self, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A view of the blocks for each piece; a whole parameter in its own shape, whatever its strides."""
+        views = []
+        for piece, shape, whole in zip(self._pieces, self._shapes, self._whole, strict=True):
+            flat = blocks[piece.block][piece.offset : piece.offset + piece.count]
+            views.append(flat.view(shape) if whole else flat)
+        return views
+
+    def pack(self, scale: float = 1.0) -> tuple[dict[int, list[torch.Tensor]], tuple[int, ...]]:
+        """The gradients, times `scale`, by server; and the numbers of the parameters that have none."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        absent = tuple(number for number, gradient in enumerate(gradients) if gradient is None)
+        targets, sources = [], []
+        for piece, whole, view in zip(self._pieces, self._whole, self._gradient_views, strict=True):
+            gradient = gradients[piece.parameter]
+            if gradient is None:
+                continue
+            targets.append(view)
+            sources.append(gradient if whole and not gradient.is_sparse else _part(gradient, piece, whole))
+        if sources:
+            torch._foreach_copy_(targets, sources)
+        if scale != 1.0:
+            torch._foreach_mul_(self._gradients, scale)
+        return self._split(self._gradients), absent
+
+    def values(self) -> dict[int, list[torch.Tensor]]:
+        """A copy of the parameters themselves, by server."""
+        blocks = [torch.empty_like(gradient) for gradient in self._gradients]
+        with torch.no_grad():
+            for view, target in zip(self._views(blocks), self._targets(), strict=True):
+                view.copy_(target)
+        return self._split(blocks)
+
+    @torch.no_grad()
+    def unpack(self, by_server: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Set the parameters from the values of the servers' blocks; there may be more than are known."""
+        cursors = [iter(values) for values in by_server]
+        blocks = [next(cursors[server]) for server, _ in self._by_server]
+        torch._foreach_copy_(self._targets(), self._views(blocks))
+
+    def _targets(self) -> list[torch.Tensor]:
+        pairs = zip(self._pieces, self._whole, strict=True)
+        return [
+            self._parameters[piece.parameter].detach()
+            if whole
+            else self._parameters[piece.parameter].detach().view(-1)[piece.start : piece.stop]
+            for piece, whole in pairs
+        ]
+
+    def _split(self, blocks: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        result: dict[int, list[torch.Tensor]] = {}
+        for server, number in self._by_server:
+            result.setdefault(server, []).append(blocks[number])
+        return result
+
+
+def _part(gradient: torch.Tensor, piece: Piece, whole: bool) -> torch.Tensor:
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense if whole else dense.reshape(-1)[piece.start : piece.stop]

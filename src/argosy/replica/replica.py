@@ -1,0 +1,217 @@
+"""`join()` and the `Replica` it gives: who am I, and how do I work together with the others."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from argosy.cluster.discover import Identity, discover, take_flags
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.errors import ConfigError
+from argosy.events import say
+from argosy.modes import BufferRule, Local, Mode
+from argosy.replica import farewell
+from argosy.replica.serving import Server, connect
+from argosy.store.client import StoreClient
+from argosy.store.placement import Greedy, UserPlacement
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from argosy.replica.exchange import Exchange
+    from argosy.replica.optimizer import DistributedOptimizer
+    from argosy.session.session import Session
+
+
+def join(
+    *,
+    cluster: ClusterSpec | Mapping[str, Sequence[str]] | None = None,
+    job_name: str | None = None,
+    task_index: int | None = None,
+    mode: Mode | None = None,
+) -> Replica:
+    """Find this task's place in its cluster, and take it.
+
+    Reads flags (and takes them out of `sys.argv`), ARGOSY_* variables and TF_CONFIG; with none of them this
+    is a cluster of one. In a ps task it serves until the job is done, and then the process exits.
+    """
+    farewell.install(Task("task", 0), lambda: None, lambda reason: None)
+    words, rest = take_flags(sys.argv[1:])
+    if job_name is not None:
+        words["job_name"] = job_name
+    if task_index is not None:
+        words["task_index"] = str(task_index)
+    spec = ClusterSpec(cluster) if isinstance(cluster, Mapping) else cluster
+    identity = discover(words, os.environ, cluster=spec, mode=mode)
+    sys.argv[1:] = rest
+    if identity.task.job == "ps":
+        _serve(identity)
+    return _enter(identity)
+
+
+def _serve(identity: Identity) -> None:
+    try:
+        server = Server(
+            identity.cluster,
+            identity.task.job,
+            identity.task.index,
+            bind=identity.bind,
+            insecure=identity.insecure,
+            wait=identity.wait,
+        )
+        server.join()
+    except Exception as error:
+        farewell.write_record(identity.task, error)
+        raise
+    sys.exit(0)
+
+
+def _enter(identity: Identity) -> Replica:
+    if isinstance(identity.mode, Local):
+        return Replica(identity, None)
+    me, cluster = identity.task, identity.cluster
+    client = StoreClient(cluster, me, lambda server: connect(cluster, me, server), identity.wait)
+    farewell.install(me, client.leave, client.fail)
+    client.hello()
+    return Replica(identity, client)
+
+
+class Replica:
+    """One worker of the job."""
+
+    def __init__(self, identity: Identity, client: StoreClient | None) -> None:
+        self._identity = identity
+        self._client = client
+
+    @property
+    def task(self) -> str:
+        """This task's name, such as `/job:worker/task:1`."""
+        return str(self._identity.task)
+
+    @property
+    def index(self) -> int:
+        """Which worker this is."""
+        return self._identity.task.index
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        return max(1, self._identity.cluster.count("worker")) if self._client is not None else 1
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0, which initialises the parameters."""
+        return self.index == 0
+
+    @property
+    def mode(self) -> Mode:
+        """How the replicas work together: Async, Sync, Ring or Local."""
+        return self._identity.mode
+
+    @property
+    def num_gpus(self) -> int | None:
+        """What `--num_gpus` said."""
+        return self._identity.num_gpus
+
+    def seed(self, number: int) -> int:
+        """Seed torch and random: the same stream in every run, another one in every worker."""
+        import torch
+
+        mixed = random.Random(f"{number}/{self.index}").getrandbits(63)
+        random.seed(mixed)
+        torch.manual_seed(mixed)
+        return mixed
+
+    def distribute(
+        self,
+        optimizer: torch.optim.Optimizer,
+        placement: UserPlacement | None = None,
+        clip_norm: float | None = None,
+    ) -> DistributedOptimizer:
+        """An optimizer whose `step()` trains together with all the replicas.
+
+        `placement`: which server keeps which parameter (Greedy, RoundRobin, Split, a function or a mapping
+        of parameter names). `clip_norm`: clip the averaged gradient by its norm over all servers.
+        """
+        from argosy.replica.optimizer import DistributedOptimizer
+
+        if clip_norm is not None and not clip_norm > 0:
+            raise ConfigError("clip_norm", "a number greater than 0", clip_norm)
+        return DistributedOptimizer(optimizer, self._exchange(optimizer, placement, clip_norm))
+
+    def _exchange(
+        self, optimizer: torch.optim.Optimizer, placement: UserPlacement | None, clip_norm: float | None
+    ) -> Exchange:
+        if self._client is None:
+            from argosy.replica.alone import AloneExchange
+
+            return AloneExchange(clip_norm)
+        from argosy.replica.served import ServedExchange
+        from argosy.store.optimizers import describe
+
+        describe(optimizer)  # refused here, where it was made, if the servers cannot run it
+        return ServedExchange(
+            self._client,
+            self.mode,
+            self._identity.cluster.count("ps"),
+            Greedy() if placement is None else placement,
+            clip_norm,
+            self.is_chief,
+        )
+
+    def session(
+        self,
+        model: nn.Module,
+        optimizer: DistributedOptimizer,
+        *,
+        last_step: int | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        buffers: BufferRule = "chief",
+    ) -> Session:
+        """The frame of a training: begins from the chief's parameters, ends for all at `last_step` updates.
+
+        `buffers`: whose running statistics (of BatchNorm and the like) everybody gets, the "chief"'s or the
+        "mean" of all.
+        """
+        from argosy.replica.exchange import Training
+        from argosy.session.session import Session
+
+        if last_step is not None and last_step < 0:
+            raise ConfigError("last_step", "a number of updates, 0 or more", last_step)
+        if buffers not in ("chief", "mean"):
+            raise ConfigError("buffers", "chief or mean", repr(buffers))
+        if directory is not None:
+            say(f"directory {os.fspath(directory)}: this version writes no checkpoints yet")
+        return Session(self, optimizer, Training(model, last_step, buffers))
+
+    def barrier(self) -> None:
+        """Wait until every worker is here."""
+        self.gather(None)
+
+    def broadcast(self, value: Any) -> Any:
+        """The chief's `value` (numbers, text, lists, mappings), on every worker."""
+        return self.gather(value if self.is_chief else None)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every worker's `value`, in order of index."""
+        if self._client is None:
+            return [value]
+        met = self._client.meet(msgspec.Raw(msgspec.msgpack.encode(value)))
+        return [msgspec.msgpack.decode(met[worker]) for worker in sorted(met)]
+
+    def leave(self) -> None:
+        """This worker is done; the session says it by itself, and so does the end of the script."""
+        if self._client is not None:
+            self._client.leave()
+
+    def fail(self, error: BaseException) -> None:
+        """This worker failed: the job ends, and everybody hears why."""
+        farewell.write_record(self._identity.task, error)
+        if self._client is not None:
+            self._client.fail(farewell.describe(error))

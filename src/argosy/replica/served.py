@@ -1,0 +1,140 @@
+"""The exchange with parameter servers: push gradients, wait for the verdict, pull what it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from argosy.modes import Mode
+from argosy.replica.exchange import Training, Verdict, names_of, parameters_of
+from argosy.replica.model_state import ModelState
+from argosy.replica.packing import Packing
+from argosy.store.client import StoreClient
+from argosy.store.layout import Layout, ParameterSpec, extend
+from argosy.store.optimizers import describe, groups_of
+from argosy.store.placement import UserPlacement, place
+from argosy.wire.message import Message
+from argosy.wire.protocol import Group, PushRequest, Register
+from argosy.wire.protocol import Verdict as WireVerdict
+from argosy.wire.tensors import dtype_name
+
+
+class ServedExchange:
+    """One replica's exchange with the servers."""
+
+    def __init__(
+        self,
+        client: StoreClient,
+        mode: Mode,
+        servers: int,
+        placement: UserPlacement,
+        clip_norm: float | None,
+        is_chief: bool,
+    ) -> None:
+        self._client = client
+        self._mode = mode
+        self._servers = servers
+        self._placement = placement
+        self._clip_norm = clip_norm
+        self._is_chief = is_chief
+        self._layout = Layout()
+        self._version = 0
+        self._groups: tuple[Group, ...] | None = None
+
+    # --- beginning ----------------------------------------------------------------------------------------
+    def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
+        """See `Exchange`."""
+        self._optimizer = optimizer
+        self._training = training
+        self._state = ModelState(training.model, (p for _, p in parameters_of(optimizer)))
+        self._register()
+        return self.pull()
+
+    def _register(self) -> None:
+        """Agree with the others on the layout of all parameters that the optimizer has now."""
+        pairs = parameters_of(self._optimizer)
+        names = names_of(self._training.model, pairs)
+        specs = [
+            ParameterSpec(name, tuple(p.shape), dtype_name(p.dtype, name), group)
+            for name, (group, p) in zip(names, pairs, strict=True)
+        ]
+        layout = self._client.describe(specs, self._mode)
+        parameters = [parameter for _, parameter in pairs]
+        if not layout.parameters:
+            fresh = specs[len(self._layout.parameters) :]
+            shares = place(self._placement, fresh, self._layout.loads(self._servers))
+            layout = extend(self._layout, fresh, shares)
+            self._packing = Packing(layout, parameters)
+            self._client.register(self._registrations(layout))
+        else:
+            self._packing = Packing(layout, parameters)
+        self._layout = layout
+        self._count = len(parameters)
+
+    def _registrations(self, layout: Layout) -> list[tuple[Register, list[torch.Tensor]]]:
+        values = self._packing.values()
+        buffers = self._state.everything() if not self._layout.blocks else {}
+        result = []
+        for server in range(self._servers):
+            header = Register(
+                layout,
+                describe(self._optimizer),
+                self._mode,
+                self._training.last_step,
+                self._clip_norm,
+                self._training.buffer_rule,
+                tuple(buffers) if server == 0 else (),
+            )
+            known = len(self._layout.blocks_of(server))
+            tensors = values.get(server, [])[known:]
+            result.append((header, [*tensors, *buffers.values()] if server == 0 else tensors))
+        return result
+
+    # --- training -----------------------------------------------------------------------------------------
+    def step(self, weight: float, scale: float) -> Verdict:
+        """See `Exchange`."""
+        if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._count:
+            self._register()
+        tensors, absent = self._packing.pack(scale)
+        brings = self._is_chief or self._training.buffer_rule == "mean"
+        buffers = self._state.changed() if brings else {}
+        tensors[0] = [*tensors.get(0, ()), *buffers.values()]
+        return self._push("gradient", tensors, weight, absent, tuple(buffers))
+
+    def skip(self) -> Verdict:
+        """See `Exchange`."""
+        return self._push("skip", {})
+
+    def pull(self) -> Verdict:
+        """See `Exchange`."""
+        return self._push("pull", {})
+
+    def _push(
+        self,
+        kind: Literal["gradient", "skip", "pull"],
+        tensors: dict[int, list[torch.Tensor]],
+        weight: float = 1.0,
+        absent: tuple[int, ...] = (),
+        buffers: tuple[str, ...] = (),
+    ) -> Verdict:
+        groups = groups_of(self._optimizer)
+        news = groups if groups != self._groups else None
+        request = PushRequest(0, self._version, kind, weight, absent, news, buffers)
+        answers = self._client.push(request, tensors)
+        self._groups = groups
+        return self._take(answers)
+
+    def _take(self, answers: Sequence[Message[WireVerdict]]) -> Verdict:
+        first = answers[0].header
+        values = [answer.tensors for answer in answers]
+        if first.buffers:
+            count = len(values[0]) - len(first.buffers)
+            self._state.take(dict(zip(first.buffers, values[0][count:], strict=True)))
+            values[0] = values[0][:count]
+        else:
+            self._state.mark()
+        self._packing.unpack(values)
+        self._version = first.step
+        return Verdict(first.status, first.step, first.staleness, first.stop)

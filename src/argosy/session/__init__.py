@@ -1,0 +1,1 @@
+"""The frame of a training, from the first parameters to the last."""

@@ -1,0 +1,1 @@
+"""Parameters on servers: where they lie, how they are updated, how replicas reach them."""

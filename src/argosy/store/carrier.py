@@ -1,0 +1,163 @@
+"""Carries out the coordinator's decisions on this server's shard, in order, and answers the workers.
+
+Every server has one. It keeps the pushes that wait for a decision. When gradients are clipped by their norm
+over all servers, it reports its share and stands still until the factor comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from argosy.errors import ConfigError, WireError
+from argosy.modes import Mode, Sync
+from argosy.store.buffers import Buffers
+from argosy.store.shard import Gradient, Shard
+from argosy.update.decisions import Answer, Apply, Decision, Forget
+from argosy.wire.message import Message
+from argosy.wire.protocol import Group, Header, PushRequest, Register, Verdict
+
+Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
+
+
+@dataclass(frozen=True)
+class _HeldPush:
+    gradient: Gradient
+    groups: tuple[Group, ...]
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Carrier:
+    """The hands of a server. `reply` sends to a worker; `report_norm` tells the coordinator this share's."""
+
+    def __init__(self, server: int, reply: Reply, report_norm: Callable[[int, float], None]) -> None:
+        self.shard = Shard(server)
+        self.buffers = Buffers()
+        self.step = 0
+        self._reply = reply
+        self._report_norm = report_norm
+        self._mode: Mode | None = None
+        self._clip = False
+        self._first_groups: tuple[Group, ...] = ()
+        self._held: dict[tuple[int, int], _HeldPush] = {}
+        self._groups: dict[int, tuple[Group, ...]] = {}  # each worker's latest hyperparameters
+        self._verdicts: dict[int, Verdict] = {}  # each worker's latest answer
+        self._orders: deque[Decision] = deque()
+        self._measured: Apply | None = None  # the step whose factor is awaited
+
+    def register(self, message: Message[Register]) -> None:
+        """Take in new blocks and, where they are given, the buffers."""
+        header = message.header
+        count = len(message.tensors) - len(header.buffers)
+        if count < 0:
+            raise WireError("register: fewer frames than buffers")
+        self.shard.extend(header.layout, header.optimizer, message.tensors[:count])
+        self.buffers.initialise(
+            header.buffer_rule, dict(zip(header.buffers, message.tensors[count:], strict=True))
+        )
+        self._mode = header.mode
+        self._clip = header.clip_norm is not None
+        self._first_groups = header.optimizer.groups
+
+    def hold(self, worker: int, message: Message[PushRequest]) -> bool:
+        """Keep a push until its decision comes; False for one that was answered before, and is again."""
+        header = message.header
+        latest = self._verdicts.get(worker)
+        if latest is not None and header.seq <= latest.seq:
+            self._send(worker, Verdict(header.seq, "duplicate", self.step, stop=latest.stop))
+            return False
+        if header.groups is not None:
+            self._groups[worker] = header.groups
+        count = len(message.tensors) - len(header.buffers)
+        if count < 0:
+            raise WireError("push: fewer frames than buffers")
+        buffers = dict(zip(header.buffers, message.tensors[count:], strict=True))
+        if unknown := [name for name, value in buffers.items() if not self.buffers.known(name, value)]:
+            raise WireError(f"push: unknown buffers {unknown}")
+        gradient = self.shard.accept(message.tensors[:count], header.absent)
+        groups = self._groups.get(worker, self._first_groups)
+        self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers)
+        return True
+
+    def holds(self, worker: int, seq: int) -> bool:
+        """Whether a push is here, or was answered."""
+        latest = self._verdicts.get(worker)
+        return (worker, seq) in self._held or (latest is not None and seq <= latest.seq)
+
+    def carry_out(self, decisions: Iterable[Decision]) -> None:
+        """Do these after what was ordered before them."""
+        self._orders.extend(decisions)
+        while self._orders and self._measured is None:
+            match self._orders.popleft():
+                case Apply() as apply:
+                    self._begin(apply)
+                case Answer() as answer:
+                    self._answer(answer)
+                case Forget(worker, seq):
+                    self._held.pop((worker, seq), None)
+
+    def scale(self, step: int, factor: float) -> None:
+        """The factor of the step that stands still is known: go on."""
+        if self._measured is None or self._measured.step != step:
+            raise WireError(f"scale: step {step} does not wait for a factor")
+        apply, self._measured = self._measured, None
+        self._finish(apply, factor)
+        self.carry_out(())
+
+    def _begin(self, apply: Apply) -> None:
+        held = [(self._held[part.worker, part.seq], part.weight) for part in apply.parts]
+        self.shard.reduce([(push.gradient, weight) for push, weight in held])
+        if self._clip:
+            self._measured = apply
+            self._report_norm(apply.step, self.shard.square())
+        else:
+            self._finish(apply, 1.0)
+
+    def _finish(self, apply: Apply, factor: float) -> None:
+        held = [(part.worker, self._held.pop((part.worker, part.seq))) for part in apply.parts]
+        self.shard.update(self._agreed(held), factor)
+        for worker, push in held:
+            self.buffers.bring(worker, push.buffers)
+        self.step = apply.step
+
+    def _agreed(self, held: Sequence[tuple[int, _HeldPush]]) -> tuple[Group, ...]:
+        """The hyperparameters of a step: those of its first worker, and all the same where all must agree."""
+        first, push = held[0]
+        if isinstance(self._mode, Sync) and self._mode.aggregate is None:
+            for worker, other in held[1:]:
+                if other.groups != push.groups:
+                    field, mine, theirs = _difference(push.groups, other.groups)
+                    raise ConfigError(
+                        f"{field} of /job:worker/task:{worker} in a synchronous step",
+                        f"{mine}, as on /job:worker/task:{first}",
+                        theirs,
+                        "set the same on every worker",
+                    )
+        return push.groups
+
+    def _answer(self, answer: Answer) -> None:
+        # What was not part of a step (a skip, a pull) is of no further use; a gradient waits for its step.
+        if answer.status in ("skipped", "pulled"):
+            self._held.pop((answer.worker, answer.seq), None)
+        verdict = Verdict(answer.seq, answer.status, answer.step, answer.staleness, answer.stop)
+        self._send(answer.worker, verdict)
+
+    def _send(self, worker: int, verdict: Verdict) -> None:
+        everything = verdict.status == "pulled"
+        buffers = self.buffers.everything() if everything else self.buffers.moving()
+        self._verdicts[worker] = verdict
+        header = Verdict(
+            verdict.seq, verdict.status, verdict.step, verdict.staleness, verdict.stop, tuple(buffers)
+        )
+        self._reply(worker, header, [*self.shard.values(), *buffers.values()])
+
+
+def _difference(one: Sequence[Group], other: Sequence[Group]) -> tuple[str, object, object]:
+    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        for key in sorted(mine.keys() | theirs.keys()):
+            if mine.get(key) != theirs.get(key):
+                return f"{key} of group {index}", mine.get(key), theirs.get(key)
+    return "the number of parameter groups", len(one), len(other)

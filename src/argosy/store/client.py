@@ -1,0 +1,196 @@
+"""A worker's side of the store: push, pull, wait. One channel to each server, one request at a time.
+
+Whoever waits here says for whom every few seconds, and finds out at the same time whether its push arrived:
+one that was lost with a connection is sent again, and the server knows it by its number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from argosy.cluster.settings import NOTICE_EVERY
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WaitTimeout, WireError
+from argosy.events import say_waiting
+from argosy.modes import Mode
+from argosy.store.layout import Layout, ParameterSpec
+from argosy.wire.channel import Channel
+from argosy.wire.message import Message
+from argosy.wire.protocol import (
+    Ask,
+    Describe,
+    Described,
+    Fail,
+    Header,
+    Hello,
+    JobOver,
+    Leave,
+    Left,
+    Meet,
+    Met,
+    PushRequest,
+    Refused,
+    Register,
+    Registered,
+    Verdict,
+    Waiting,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+H = TypeVar("H", bound=Header)
+
+# A server whose connection has been gone for so long is lost.
+LOST_AFTER = 3.0
+# Saying goodbye must not take longer than this.
+FAREWELL = 5.0
+
+
+class StoreClient:
+    """The servers of a cluster, as one worker sees them."""
+
+    def __init__(
+        self, cluster: ClusterSpec, task: Task, connect: Callable[[Task], Channel], wait: float
+    ) -> None:
+        self._cluster = cluster
+        self._task = task
+        self._servers = list(cluster.tasks("ps"))
+        self._channels = [connect(server) for server in self._servers]
+        self._wait = wait
+        self._seq = 0
+        self._meetings = 0
+        self.closed = False
+
+    # --- arriving and leaving -----------------------------------------------------------------------------
+    def hello(self) -> None:
+        """Make oneself known to every server; waits for those that are not up yet."""
+        me = Hello(str(self._task), self._cluster.count("ps"), self._cluster.count("worker"))
+        started = time.monotonic()
+        for server, channel in enumerate(self._channels):
+            channel.send(me)
+            while (welcome := self._next(server, Welcome, NOTICE_EVERY)) is None:
+                waited = time.monotonic() - started
+                name = self._cluster.describe(self._servers[server])
+                if waited > self._wait:
+                    raise WaitTimeout(f"{self._task} gave up waiting", [name], self._wait)
+                say_waiting(name, waited)
+            if server == 0:
+                self._seq = welcome.header.base_seq
+
+    def leave(self) -> None:
+        """Say that this worker is done, and hang up."""
+        self._farewell(Leave())
+
+    def fail(self, reason: str) -> None:
+        """Say that this worker failed, which ends the job, and hang up."""
+        self._farewell(Fail(reason))
+
+    def _farewell(self, header: Leave | Fail) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._channels[0].send(header)
+            deadline = time.monotonic() + FAREWELL
+            while time.monotonic() < deadline and not self._channels[0].lost_for():
+                message = self._channels[0].receive(0.2)
+                if message is not None and isinstance(message.header, Left | JobOver):
+                    break
+        finally:
+            for channel in self._channels:
+                channel.close()
+
+    # --- registration -------------------------------------------------------------------------------------
+    def describe(self, parameters: Sequence[ParameterSpec], mode: Mode) -> Layout:
+        """The layout of these parameters; empty if this is the chief, whose turn it is to register them."""
+        self._channels[0].send(Describe(tuple(parameters), mode))
+        return self._await(0, Described).header.layout
+
+    def register(self, registrations: Sequence[tuple[Register, Sequence[torch.Tensor]]]) -> None:
+        """Register on every server; on the coordinator last, whose word sets the other workers going."""
+        for server in reversed(range(len(self._channels))):
+            self._channels[server].send(*registrations[server])
+            self._await(server, Registered)
+
+    # --- training -----------------------------------------------------------------------------------------
+    def push(
+        self, request: PushRequest, tensors: Mapping[int, Sequence[torch.Tensor]]
+    ) -> list[Message[Verdict]]:
+        """Send a push to all servers (its number is set here), and wait for every answer."""
+        self._seq += 1
+        numbered = msgspec.structs.replace(request, seq=self._seq)
+        # Buffers lie on the coordinator alone.
+        plain = msgspec.structs.replace(numbered, buffers=()) if numbered.buffers else numbered
+
+        def send(server: int) -> None:
+            self._channels[server].send(numbered if server == 0 else plain, tensors.get(server, ()))
+
+        for server in range(len(self._channels)):
+            send(server)
+        return [self._await_verdict(server, send) for server in range(len(self._channels))]
+
+    def _await_verdict(self, server: int, send: Callable[[int], None]) -> Message[Verdict]:
+        while True:
+            message = self._await(server, Verdict, resend=send)
+            if message.header.seq == self._seq:  # an older one answers a push that was sent twice
+                return message
+
+    # --- meetings -----------------------------------------------------------------------------------------
+    def meet(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
+        """Give a small value to all workers, wait for theirs."""
+        self._meetings += 1
+        self._channels[0].send(Meet(self._meetings, value))
+        return self._await(0, Met).header.values
+
+    # --- waiting ------------------------------------------------------------------------------------------
+    def _await(self, server: int, kind: type[H], resend: Callable[[int], None] | None = None) -> Message[H]:
+        while (message := self._next(server, kind, NOTICE_EVERY, resend)) is None:
+            self._check_connection(server)
+            self._channels[server].send(Ask(self._seq))
+            if server != 0:
+                self._channels[0].send(Ask(self._seq))
+        return message
+
+    def _next(
+        self, server: int, kind: type[H], timeout: float, resend: Callable[[int], None] | None = None
+    ) -> Message[H] | None:
+        """The next message of a kind from a server; what else comes is dealt with."""
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            message = self._channels[server].receive(min(left, 1.0))
+            if message is None:
+                self._check_connection(server)
+                continue
+            header = message.header
+            if isinstance(header, kind):
+                return Message(header, message.tensors)
+            if isinstance(header, JobOver):
+                raise JobFailed(header.task, header.reason)
+            if isinstance(header, Refused):
+                raise _error(header)
+            if isinstance(header, Waiting):
+                self._heed(server, header, resend)
+        return None
+
+    def _heed(self, server: int, waiting: Waiting, resend: Callable[[int], None] | None) -> None:
+        for who in waiting.tasks:
+            say_waiting(who, waiting.seconds)
+        if not waiting.holds and resend is not None:
+            resend(server)
+
+    def _check_connection(self, server: int) -> None:
+        if self._channels[server].lost_for() > LOST_AFTER:
+            raise TaskLost(self._cluster.describe(self._servers[server]), "its connection ended")
+
+
+def _error(refused: Refused) -> Exception:
+    if refused.kind == "protocol":
+        return WireError(f"{refused.field}: expected {refused.expected}, got {refused.got}")
+    kind = ModelMismatch if refused.kind == "model" else ConfigError
+    return kind(refused.field, refused.expected, refused.got, refused.remedy)

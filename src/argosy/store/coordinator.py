@@ -1,0 +1,178 @@
+"""Server 0's second task: it knows who is in the job, gathers what the servers hold, and orders what follows.
+
+Decisions come from `update/`; this file turns messages into its events and tells everybody the outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from argosy.cluster.spec import Task
+from argosy.errors import ModelMismatch
+from argosy.modes import Mode, Sync
+from argosy.store.layout import Layout, ParameterSpec
+from argosy.store.meetings import Meetings
+from argosy.update.admission import admission_for
+from argosy.update.clipping import NormCollector
+from argosy.update.coordination import Arrived, Coordination, Event, Finished, Held, Lost
+from argosy.update.decisions import Decision, Push
+from argosy.update.membership import Presence, Roster
+from argosy.wire.protocol import Describe, Described, Header, JobOver, Meet, Met, Register, Scale, Waiting
+
+CHIEF = 0
+
+
+class Coordinator:
+    """The head of the job.
+
+    `tell` sends to a worker, `order` has decisions carried out on every server, `scale` gives every server
+    the factor of a clipped step.
+    """
+
+    def __init__(
+        self,
+        servers: int,
+        workers: int,
+        tell: Callable[[int, Header], None],
+        order: Callable[[Sequence[Decision]], None],
+        scale: Callable[[Scale], None],
+    ) -> None:
+        self.roster = Roster(workers)
+        self.layout = Layout()
+        self.mode: Mode | None = None
+        self.failure: JobOver | None = None
+        self.progress_at = time.monotonic()
+        self._servers = servers
+        self._tell = tell
+        self._order = order
+        self._scale = scale
+        self._core = Coordination(servers, self.roster, admission_for(Sync(), self.roster, None))
+        self._describing: dict[int, Describe] = {}
+        self._meetings = Meetings()
+        self._norms: NormCollector | None = None
+
+    @property
+    def step(self) -> int:
+        """The global step."""
+        return self._core.admission.step
+
+    # --- membership ---------------------------------------------------------------------------------------
+    def arrive(self, worker: int) -> int:
+        """A worker is here; where it starts to count its pushes."""
+        self._on(Arrived(worker))
+        return self._core.base_seq(worker)
+
+    def finish(self, worker: int) -> None:
+        """A worker is done."""
+        self._depart(Finished(worker))
+
+    def lose(self, worker: int) -> None:
+        """A worker is gone."""
+        self._depart(Lost(worker))
+
+    def _depart(self, event: Finished | Lost) -> None:
+        self._describing.pop(event.worker, None)
+        self._on(event)
+        self._hold_meetings()
+
+    def is_present(self, worker: int) -> bool:
+        """Whether a worker is in the job now."""
+        return self.roster[worker] is Presence.PRESENT
+
+    def fail(self, task: Task, reason: str) -> None:
+        """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
+        if self.failure is None:
+            self.failure = JobOver(str(task), reason)
+            for worker in list(self.roster.awaited()):
+                self._tell(worker, self.failure)
+
+    # --- registration -------------------------------------------------------------------------------------
+    def describe(self, worker: int, request: Describe) -> None:
+        """A worker says what its parameters are; it hears where they lie once the chief has registered."""
+        self._describing[worker] = request
+        self._answer_descriptions()
+
+    def register(self, header: Register) -> None:
+        """The chief has registered: from now on there is a mode, and a layout."""
+        if self.mode is None:
+            admission = admission_for(header.mode, self.roster, header.last_step)
+            self._core.admission = admission
+            if header.clip_norm is not None:
+                self._norms = NormCollector(self._servers, header.clip_norm)
+        self.mode = header.mode
+        self.layout = header.layout
+        self._answer_descriptions()
+
+    def _answer_descriptions(self) -> None:
+        known = self.layout.parameters
+        for worker, request in list(self._describing.items()):
+            mine = request.parameters
+            if difference := _first_difference(mine, known):
+                del self._describing[worker]
+                self._refuse(worker, *difference)
+            elif self.mode is not None and request.mode != self.mode:
+                del self._describing[worker]
+                self._refuse(worker, "mode", f"{self.mode}, as the chief has it", str(request.mode))
+            elif len(mine) <= len(known) and known:
+                del self._describing[worker]
+                self._tell(worker, Described(self.layout))
+            elif worker == CHIEF:
+                del self._describing[worker]
+                self._tell(worker, Described(Layout()))
+
+    def _refuse(self, worker: int, field: str, expected: str, got: str) -> None:
+        from argosy.wire.protocol import Refused
+
+        error = ModelMismatch(field, expected, got)
+        self._tell(worker, Refused("model", error.field, error.expected, str(error.got)))
+
+    # --- training -----------------------------------------------------------------------------------------
+    def held(self, server: int, worker: int, seq: int, push: Push | None = None) -> None:
+        """A server holds its share of a push."""
+        if self.failure is not None:
+            self._tell(worker, self.failure)
+        else:
+            self._on(Held(server, worker, seq, push))
+
+    def norm(self, server: int, step: int, square: float) -> None:
+        """A server's share of the norm of a step."""
+        if self._norms is not None and (factor := self._norms.report(server, step, square)) is not None:
+            self._scale(Scale(step, factor))
+
+    def meet(self, worker: int, request: Meet) -> None:
+        """A worker is at a meeting."""
+        if self.failure is not None:
+            self._tell(worker, self.failure)
+        self._meetings.attend(request.number, worker, request.value)
+        self._hold_meetings()
+
+    def _hold_meetings(self) -> None:
+        for number, values in self._meetings.take_place(self.roster.awaited()):
+            self.progress_at = time.monotonic()
+            for worker in values:
+                self._tell(worker, Met(number, values))
+
+    def _on(self, event: Event) -> None:
+        if decisions := self._core.on(event):
+            self.progress_at = time.monotonic()
+            self._order(decisions)
+
+    # --- who is waited for --------------------------------------------------------------------------------
+    def waiting(self, name: Callable[[int], str], holds: bool) -> Waiting:
+        """For whom the job waits, and how long."""
+        workers: Iterable[int] = self._core.waited_for() or self._meetings.missing(self.roster.awaited())
+        if not workers and self._describing:
+            workers = [CHIEF]
+        seconds = time.monotonic() - self.progress_at
+        return Waiting(tuple(name(worker) for worker in workers), seconds, holds)
+
+
+def _first_difference(
+    mine: Sequence[ParameterSpec], known: Sequence[ParameterSpec]
+) -> tuple[str, str, str] | None:
+    """Where a replica's model is not the registered one."""
+    for spec, other in zip(mine, known, strict=False):
+        if spec != other:
+            return "model", f"parameter {other} as the chief registered it", f"{spec} here"
+    return None

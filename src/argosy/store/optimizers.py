@@ -1,0 +1,74 @@
+"""Which optimizers the servers run, and how one travels: a class name and numbers, never code.
+
+The servers keep parameters in flat blocks, so an optimizer must treat every element alone. These do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from argosy.errors import ConfigError
+from argosy.wire.protocol import Group, Hyperparameter, OptimizerSpec
+
+SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {
+    "SGD": torch.optim.SGD,
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+    "Adagrad": torch.optim.Adagrad,
+    "RMSprop": torch.optim.RMSprop,
+}
+_FUSED = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
+# How torch computes, not what: the server decides these for itself.
+_IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
+_HYPERPARAMETERS = {
+    name: frozenset(inspect.signature(kind).parameters) - _IMPLEMENTATION for name, kind in SUPPORTED.items()
+}
+
+
+def describe(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    """An optimizer as data; refused by name if the servers cannot run it."""
+    name = type(optimizer).__name__
+    if type(optimizer) is not SUPPORTED.get(name):
+        known = ", ".join(f"torch.optim.{known}" for known in SUPPORTED)
+        raise ConfigError(
+            "optimizer",
+            f"one of {known}",
+            f"{type(optimizer).__module__}.{name}",
+            "the servers run optimizers that treat every element alone",
+        )
+    return OptimizerSpec(name, groups_of(optimizer))
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> tuple[Group, ...]:
+    """The hyperparameters of each parameter group, as plain values."""
+    keys = _HYPERPARAMETERS[type(optimizer).__name__]
+    return tuple(
+        {key: _plain(key, value) for key, value in group.items() if key in keys}
+        for group in optimizer.param_groups
+    )
+
+
+def _plain(key: str, value: Any) -> Hyperparameter:
+    if isinstance(value, torch.Tensor):
+        return float(value)
+    if isinstance(value, tuple | list):
+        return tuple(float(item) for item in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(f"hyperparameter {key}", "a number", repr(value))
+
+
+def build(spec: OptimizerSpec, group: Group, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """The optimizer of one group on these flat parameters, fused where torch has it."""
+    if spec.name not in SUPPORTED:
+        raise ConfigError("optimizer", f"one of {', '.join(SUPPORTED)}", repr(spec.name))
+    options: dict[str, Any] = {**group, "foreach": False}
+    if spec.name in _FUSED:
+        options |= {"foreach": None, "fused": True}
+    try:
+        return SUPPORTED[spec.name](parameters, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer {spec.name}", "hyperparameters that torch accepts", error) from None

@@ -1,0 +1,343 @@
+"""A parameter server: one loop that takes messages from its inbox, and passes each to whom it concerns.
+
+Single-threaded. `Carrier` does the work on this server's shard, `Coordinator` (on server 0 only) decides.
+The loop also keeps the time: who has been missing for how long, and who has gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from argosy.cluster.settings import NOTICE_EVERY
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.errors import ArgosyError, ConfigError, JobFailed, TaskLost, WaitTimeout, WireError
+from argosy.events import say, say_waiting
+from argosy.modes import Sync
+from argosy.store.carrier import Carrier
+from argosy.store.coordinator import Coordinator
+from argosy.store.status import report
+from argosy.update.decisions import Decision, Push
+from argosy.wire.channel import Channel, Delivery, Departure, Garbage, Listener, Peer
+from argosy.wire.message import Message
+from argosy.wire.protocol import (
+    PROTOCOL_VERSION,
+    Ask,
+    Describe,
+    Fail,
+    Header,
+    HeldNotice,
+    Hello,
+    JobOver,
+    Leave,
+    Left,
+    Meet,
+    NormReport,
+    Orders,
+    PushRequest,
+    Refused,
+    Register,
+    Registered,
+    Scale,
+    StatusReport,
+    StatusRequest,
+    Waiting,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+# A connection that ended may be made anew within this time; after it, the peer counts as gone.
+RETURN_GRACE = 2.0
+# After a failure, the workers have so long to hear of it before the servers end anyway.
+FAILURE_GRACE = 10.0
+
+
+class ParameterServer:
+    """One ps task. `connect` opens a channel to another server."""
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        index: int,
+        listener: Listener,
+        connect: Callable[[Task], Channel],
+        wait: float,
+    ) -> None:
+        self.task = Task("ps", index)
+        self._cluster = cluster
+        self._listener = listener
+        self._wait = wait
+        self._tasks: dict[Peer, Task] = {}
+        self._peers: dict[Task, Peer] = {}
+        self._departed: dict[Task, float] = {}
+        self._over: JobOver | None = None
+        self._started = self._last_notice = time.monotonic()
+        self._failed_at: float | None = None
+        self._carrier = Carrier(index, self._reply, self._report_norm)
+        self._coordinator = self._make_coordinator() if index == 0 else None
+        servers = [task for task in cluster.tasks("ps") if task.index != index]
+        others = servers if index == 0 else [Task("ps", 0)]
+        self._outboxes = {task.index: connect(task) for task in others}
+        for outbox in self._outboxes.values():
+            outbox.send(Hello(str(self.task), cluster.count("ps"), cluster.count("worker")))
+
+    def _make_coordinator(self) -> Coordinator:
+        return Coordinator(
+            self._cluster.count("ps"),
+            self._cluster.count("worker"),
+            tell=lambda worker, header: self._reply(worker, header, ()),
+            order=self._order,
+            scale=self._scale,
+        )
+
+    # --- the loop -----------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Serve until the job is over; raises if it ended badly."""
+        try:
+            while not self._is_over():
+                self._step(self._listener.receive(timeout=1.0))
+                self._keep_time()
+            self._end()
+        finally:
+            for outbox in self._outboxes.values():
+                outbox.close()
+            self._listener.close()
+
+    def _step(self, arrival: Delivery | Departure | Garbage | None) -> None:
+        match arrival:
+            case Delivery(peer, message):
+                self._deliver(peer, message)
+            case Departure(peer) if peer in self._tasks:
+                self._departed[self._tasks[peer]] = time.monotonic()
+            case Garbage(peer, reason) if peer in self._tasks:
+                say(f"{self.task} threw away a message of {self._tasks[peer]}: {reason}")
+
+    def _deliver(self, peer: Peer, message: Message[Header]) -> None:
+        header = message.header
+        task = self._tasks.get(peer)
+        try:
+            if isinstance(header, Hello):
+                self._greet(peer, header)
+            elif isinstance(header, StatusRequest):
+                self._listener.send(
+                    peer, StatusReport(report(self._cluster, self._coordinator, self._waiting()))
+                )
+            elif task is None:
+                self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
+            elif task.job == "ps":
+                self._from_server(task, header)
+            else:
+                self._departed.pop(task, None)
+                self._from_worker(task, message)
+        except WireError as error:
+            say(f"{self.task} refused a {type(header).__name__} of {task}: {error}")
+            self._listener.send(peer, Refused("protocol", "message", "a well-formed one", str(error)))
+        except ArgosyError as error:
+            self._fail(task or self.task, str(error))
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        try:
+            task = self._cluster.require(Task.parse(hello.task))
+            self._check(hello, task, peer)
+        except ConfigError as error:
+            self._listener.send(
+                peer, Refused("config", error.field, error.expected, str(error.got), error.remedy)
+            )
+            return
+        again = self._tasks.get(peer) == task
+        self._tasks[peer] = task
+        self._peers[task] = peer
+        self._departed.pop(task, None)
+        base = 0
+        if self._coordinator is not None and task.job == "worker" and not again:
+            base = self._coordinator.arrive(task.index)
+            if self._coordinator.failure is not None:
+                self._listener.send(peer, self._coordinator.failure)
+                return
+        self._listener.send(peer, Welcome(base))
+
+    def _check(self, hello: Hello, task: Task, peer: Peer) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise ConfigError(
+                "protocol", f"version {PROTOCOL_VERSION}", hello.protocol, "update Argosy there"
+            )
+        mine = (self._cluster.count("ps"), self._cluster.count("worker"))
+        if (hello.servers, hello.workers) != mine:
+            raise ConfigError(
+                f"cluster of {task}",
+                f"{mine[0]} ps and {mine[1]} worker tasks, as {self.task} has it",
+                f"{hello.servers} and {hello.workers}",
+            )
+        if self._peers.get(task, peer) != peer and task not in self._departed and self._is_here(task):
+            raise ConfigError("task_index", f"a task that is not taken, {task} is", "another one")
+
+    def _is_here(self, task: Task) -> bool:
+        return self._coordinator is None or task.job == "ps" or self._coordinator.is_present(task.index)
+
+    # --- messages -----------------------------------------------------------------------------------------
+    def _from_worker(self, task: Task, message: Message[Header]) -> None:
+        header = message.header
+        match header:
+            case PushRequest():
+                self._push(task.index, Message(header, message.tensors))
+            case Register():
+                self._register(task, Message(header, message.tensors))
+            case Ask():
+                self._reply(task.index, self._waiting(task.index, header.seq), ())
+            case Describe() if self._coordinator is not None:
+                self._coordinator.describe(task.index, header)
+            case Meet() if self._coordinator is not None:
+                self._coordinator.meet(task.index, header)
+            case Leave():
+                self._leave(task)
+            case Fail():
+                self._reply(task.index, Left(), ())
+                self._fail(task, header.reason)
+                self._leave(task)
+            case _:
+                raise WireError(f"a worker does not send {type(header).__name__}")
+
+    def _from_server(self, task: Task, header: Header) -> None:
+        match header:
+            case HeldNotice(worker, seq) if self._coordinator is not None:
+                self._coordinator.held(task.index, worker, seq)
+            case NormReport(step, square) if self._coordinator is not None:
+                self._coordinator.norm(task.index, step, square)
+            case Fail(reason) if self._coordinator is not None:
+                self._coordinator.fail(task, reason)
+            case Orders(decisions) if task.index == 0:
+                self._carrier.carry_out(decisions)
+            case Scale(step, factor) if task.index == 0:
+                self._carrier.scale(step, factor)
+            case JobOver() if task.index == 0:
+                self._over = header
+            case _:
+                raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
+
+    def _push(self, worker: int, message: Message[PushRequest]) -> None:
+        header = message.header
+        if not self._carrier.hold(worker, message):
+            return
+        if self._coordinator is None:
+            self._outboxes[0].send(HeldNotice(worker, header.seq))
+        else:
+            push = Push(worker, header.seq, header.version, header.kind, header.weight)
+            self._coordinator.held(0, worker, header.seq, push)
+
+    def _register(self, task: Task, message: Message[Register]) -> None:
+        if task != Task("worker", 0):
+            raise WireError("only the chief registers")
+        self._carrier.register(message)
+        self._reply(0, Registered(), ())
+        if self._coordinator is not None:
+            self._coordinator.register(message.header)
+
+    def _leave(self, task: Task) -> None:
+        self._reply(task.index, Left(), ())
+        if self._coordinator is not None and self._coordinator.is_present(task.index):
+            self._coordinator.finish(task.index)
+
+    # --- to others ----------------------------------------------------------------------------------------
+    def _reply(self, worker: int, header: Header, tensors: Sequence[torch.Tensor]) -> None:
+        if (peer := self._peers.get(Task("worker", worker))) is not None:
+            self._listener.send(peer, header, tensors)
+
+    def _order(self, decisions: Sequence[Decision]) -> None:
+        for outbox in self._outboxes.values():
+            outbox.send(Orders(tuple(decisions)))
+        self._carrier.carry_out(decisions)
+
+    def _scale(self, scale: Scale) -> None:
+        for outbox in self._outboxes.values():
+            outbox.send(scale)
+        self._carrier.scale(scale.step, scale.factor)
+
+    def _report_norm(self, step: int, square: float) -> None:
+        if self._coordinator is not None:
+            self._coordinator.norm(0, step, square)
+        else:
+            self._outboxes[0].send(NormReport(step, square))
+
+    def _fail(self, task: Task, reason: str) -> None:
+        if self._coordinator is not None:
+            self._coordinator.fail(task, reason)
+        else:
+            self._outboxes[0].send(Fail(reason))
+
+    def _waiting(self, worker: int = 0, seq: int = 0) -> Waiting:
+        holds = self._carrier.holds(worker, seq)
+        if self._coordinator is None:
+            return Waiting((), 0.0, holds)
+        return self._coordinator.waiting(lambda w: self._cluster.describe(Task("worker", w)), holds)
+
+    # --- time ---------------------------------------------------------------------------------------------
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        for task in [t for t, since in self._departed.items() if now - since > RETURN_GRACE]:
+            del self._departed[task]
+            self._lose(task)
+        if now - self._last_notice >= NOTICE_EVERY:
+            self._last_notice = now
+            for task in self._missing():
+                say_waiting(self._cluster.describe(task), now - self._started)
+        if now - self._started > self._wait:
+            self._give_up_on(self._missing())
+
+    def _missing(self) -> list[Task]:
+        servers = [
+            task for task in self._cluster.tasks("ps") if task not in self._peers and task != self.task
+        ]
+        if self._coordinator is None:
+            return [task for task in servers if task.index == 0]
+        return servers + [Task("worker", w) for w in self._coordinator.roster.missing()]
+
+    def _give_up_on(self, missing: Sequence[Task]) -> None:
+        if not missing:
+            return
+        error = WaitTimeout(
+            f"{self.task} gave up waiting", [self._cluster.describe(task) for task in missing], self._wait
+        )
+        coordinator = self._coordinator
+        nobody = coordinator is None or coordinator.mode is None
+        if (
+            nobody
+            or isinstance(coordinator and coordinator.mode, Sync)
+            or any(t.job == "ps" for t in missing)
+        ):
+            if coordinator is not None:
+                coordinator.fail(self.task, str(error))
+            raise error
+        say(f"{error}; the job goes on without")
+        for task in missing:
+            self._lose(task)
+
+    def _lose(self, task: Task) -> None:
+        if task.job == "ps":
+            error = TaskLost(self._cluster.describe(task), "its connection ended")
+            if self._coordinator is None:
+                raise error
+            self._coordinator.fail(task, str(error))
+        elif self._coordinator is not None and task.index in set(self._coordinator.roster.awaited()):
+            say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
+            self._coordinator.lose(task.index)
+
+    def _is_over(self) -> bool:
+        if self._coordinator is None:
+            return self._over is not None
+        if self._coordinator.roster.everyone_left():
+            return True
+        if self._coordinator.failure is None:
+            return False
+        self._failed_at = self._failed_at or time.monotonic()
+        present = any(self._coordinator.is_present(w) for w in self._coordinator.roster.awaited())
+        return not present or time.monotonic() - self._failed_at > FAILURE_GRACE
+
+    def _end(self) -> None:
+        over = self._over or (self._coordinator and self._coordinator.failure) or JobOver()
+        for outbox in self._outboxes.values() if self._coordinator is not None else ():
+            outbox.send(over)
+        if over.task:
+            raise JobFailed(over.task, over.reason)

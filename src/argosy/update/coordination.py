@@ -1,0 +1,122 @@
+"""The coordinator's whole mind: who is here, what each server holds, what happens next.
+
+`on(event)` returns decisions; server 0 carries them out and passes them to the others. A push is offered to
+admission once every server holds it, and not before: so a worker that dies between two servers leaves
+nothing behind on either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from argosy.update.admission import Admission
+from argosy.update.decisions import Decision, Forget, Push
+from argosy.update.membership import Presence, Roster
+
+
+@dataclass(frozen=True)
+class Held:
+    """A server holds its share of a push; server 0 also says what the push is."""
+
+    server: int
+    worker: int
+    seq: int
+    push: Push | None = None
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A worker is here."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker has said that it is done."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker is known to be gone."""
+
+    worker: int
+
+
+# So many pushes fit into one life of a worker.
+_LIFE_BITS = 40
+
+Event: TypeAlias = Held | Arrived | Finished | Lost
+
+
+@dataclass
+class _Arriving:
+    """A push that some servers hold already."""
+
+    servers: set[int] = field(default_factory=set)
+    push: Push | None = None
+
+
+class Coordination:
+    """Turns what happens into what every server does."""
+
+    def __init__(self, servers: int, roster: Roster, admission: Admission) -> None:
+        self.roster = roster
+        self.admission = admission
+        self._servers = servers
+        self._arriving: dict[tuple[int, int], _Arriving] = {}
+        self._offered: dict[int, int] = {}  # worker -> the highest sequence number offered
+        self._arrivals: dict[int, int] = {}  # worker -> how often it has come
+
+    def on(self, event: Event) -> list[Decision]:
+        """What follows from an event."""
+        match event:
+            case Held():
+                return self._held(event)
+            case Arrived(worker):
+                self.roster.arrive(worker)
+                self._arrivals[worker] = self._arrivals.get(worker, 0) + 1
+            case Finished(worker):
+                self.roster.finish(worker)
+                return [*self._abandon(worker), *self.admission.roster_changed()]
+            case Lost(worker):
+                self.roster.lose(worker)
+                return [*self._abandon(worker), *self.admission.roster_changed()]
+        return []
+
+    def base_seq(self, worker: int) -> int:
+        """Where a worker that has just arrived starts to count its pushes.
+
+        A worker that comes back starts far above what it sent before: what is still on its way from its
+        earlier life can then never be taken for something new.
+        """
+        return self._arrivals.get(worker, 0) << _LIFE_BITS
+
+    def waited_for(self) -> list[int]:
+        """The workers without whom nothing goes on."""
+        return list(self.admission.waited_for())
+
+    def _held(self, event: Held) -> list[Decision]:
+        if (
+            event.seq <= max(self.base_seq(event.worker), self._offered.get(event.worker, 0))
+            or self.roster[event.worker] is not Presence.PRESENT
+        ):
+            return []
+        arriving = self._arriving.setdefault((event.worker, event.seq), _Arriving())
+        arriving.servers.add(event.server)
+        arriving.push = event.push or arriving.push
+        if len(arriving.servers) < self._servers or arriving.push is None:
+            return []
+        del self._arriving[event.worker, event.seq]
+        self._offered[event.worker] = event.seq
+        return self.admission.offer(arriving.push)
+
+    def _abandon(self, worker: int) -> list[Decision]:
+        """Free what only some servers hold of a worker that has left."""
+        partial = sorted(key for key in self._arriving if key[0] == worker)
+        for key in partial:
+            del self._arriving[key]
+        return [Forget(*key) for key in partial]

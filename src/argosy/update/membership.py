@@ -1,0 +1,52 @@
+"""Who is in the job: every worker of the cluster is expected until it has finished or is known to be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+
+class Presence(Enum):
+    """Where a worker stands."""
+
+    EXPECTED = "not arrived yet"
+    PRESENT = "in the job"
+    FINISHED = "finished"
+    GONE = "gone"
+
+
+class Roster:
+    """The workers of a job and where each one stands."""
+
+    def __init__(self, workers: int) -> None:
+        self._presence = dict.fromkeys(range(workers), Presence.EXPECTED)
+
+    def __getitem__(self, worker: int) -> Presence:
+        return self._presence[worker]
+
+    def __contains__(self, worker: int) -> bool:
+        return worker in self._presence
+
+    def arrive(self, worker: int) -> None:
+        """A worker is here, for the first time or again."""
+        self._presence[worker] = Presence.PRESENT
+
+    def finish(self, worker: int) -> None:
+        """A worker has said that it is done."""
+        self._presence[worker] = Presence.FINISHED
+
+    def lose(self, worker: int) -> None:
+        """A worker is known to be gone."""
+        self._presence[worker] = Presence.GONE
+
+    def awaited(self) -> Iterator[int]:
+        """Those that still may push: a synchronous step counts on them."""
+        return (w for w, p in self._presence.items() if p in (Presence.EXPECTED, Presence.PRESENT))
+
+    def missing(self) -> list[int]:
+        """Those that have not arrived yet."""
+        return [w for w, p in self._presence.items() if p is Presence.EXPECTED]
+
+    def everyone_left(self) -> bool:
+        """Whether nobody is expected any more."""
+        return next(self.awaited(), None) is None

@@ -1,0 +1,1 @@
+"""How tasks talk: messages of a small header and raw tensor frames, over interchangeable channels."""

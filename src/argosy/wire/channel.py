@@ -1,0 +1,77 @@
+"""The two ends of a conversation. Every transport provides both, and one contract test holds for all.
+
+A server has one `Listener`: its inbox. Everybody else, other servers included, holds a `Channel` to it.
+Servers answer and never call: what goes back along a listener is an answer to whoever spoke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from argosy.wire.message import Message
+from argosy.wire.protocol import Header
+
+if TYPE_CHECKING:
+    import torch
+
+Peer: TypeAlias = bytes
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message from a peer."""
+
+    peer: Peer
+    message: Message[Header]
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A peer's connection has ended. It may come back: a broken connection is made anew."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """A peer sent what is no message; it was thrown away."""
+
+    peer: Peer
+    reason: str
+
+
+Arrival: TypeAlias = Delivery | Departure | Garbage
+
+
+class Listener(Protocol):
+    """A server's inbox."""
+
+    def receive(self, timeout: float) -> Arrival | None:
+        """The next arrival; None when `timeout` seconds passed without one."""
+
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Answer a peer; one that has gone is passed over.
+
+        The tensors' memory must stay as it is until the peer has it: give a copy that nobody writes to.
+        """
+
+    def close(self) -> None:
+        """Deliver what was sent, for a moment at most, and free the address."""
+
+
+class Channel(Protocol):
+    """A client's way to one server."""
+
+    def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Send; the tensors' memory must stay as it is until the server has answered."""
+
+    def receive(self, timeout: float) -> Message[Header] | None:
+        """The next answer; None when `timeout` seconds passed without one."""
+
+    def lost_for(self) -> float:
+        """For how many seconds there has been no connection, though there was one; 0 while there is."""
+
+    def close(self) -> None:
+        """Deliver what was sent, for a moment at most, and hang up."""

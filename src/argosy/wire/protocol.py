@@ -1,0 +1,229 @@
+"""Every header that travels, as types. What msgspec cannot decode into one of these is not a message.
+
+Who speaks: a *worker* to every server; server 0, the *coordinator*, to the other servers, and they to it.
+Frames are named in the comment of each header that has some.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from argosy.modes import BufferRule, Mode
+from argosy.store.layout import Layout, ParameterSpec
+from argosy.update.decisions import Decision, Status
+
+PROTOCOL_VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+Hyperparameter: TypeAlias = float | int | bool | str | tuple[float, ...] | None
+Group: TypeAlias = dict[str, Hyperparameter]
+
+
+class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The base of all headers: immutable, and small on the wire."""
+
+
+# --- from anyone ------------------------------------------------------------------------------------------
+class Hello(_Header, frozen=True, tag="hello"):
+    """Who I am; the first message on a channel."""
+
+    task: str
+    servers: Index
+    workers: Index
+    protocol: int = PROTOCOL_VERSION
+
+
+class Welcome(_Header, frozen=True, tag="welcome"):
+    """You are in; start to count your pushes from `base_seq`."""
+
+    base_seq: Count = 0
+
+
+class Refused(_Header, frozen=True, tag="refused"):
+    """This cannot work, and why. `kind` is the error that the client raises."""
+
+    kind: Literal["config", "model", "protocol"]
+    field: str
+    expected: str
+    got: str
+    remedy: str = ""
+
+
+class StatusRequest(_Header, frozen=True, tag="status?"):
+    """How does the job stand? Needs no hello."""
+
+
+class StatusReport(_Header, frozen=True, tag="status"):
+    """Lines for a person."""
+
+    lines: tuple[str, ...]
+
+
+# --- from a worker ----------------------------------------------------------------------------------------
+class Describe(_Header, frozen=True, tag="describe"):
+    """My parameters are these; what is the layout? Answered when the chief has registered them."""
+
+    parameters: tuple[ParameterSpec, ...]
+    mode: Mode
+
+
+class Described(_Header, frozen=True, tag="described"):
+    """The layout; empty for the chief if nothing is registered: it is its turn."""
+
+    layout: Layout
+
+
+class OptimizerSpec(_Header, frozen=True):
+    """A torch.optim optimizer as data: its class and the hyperparameters of each group."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+
+class Register(_Header, frozen=True, tag="register"):
+    """From the chief: the layout, and how to train. Frames: this server's new blocks, then the buffers."""
+
+    layout: Layout
+    optimizer: OptimizerSpec
+    mode: Mode
+    last_step: Count | None = None
+    clip_norm: float | None = None
+    buffer_rule: BufferRule = "chief"
+    buffers: tuple[str, ...] = ()
+
+
+class Registered(_Header, frozen=True, tag="registered"):
+    """Done."""
+
+
+class PushRequest(_Header, frozen=True, tag="push"):
+    """A gradient, a turn without one, or a wish for values. Frames: one a block of mine, then buffers.
+
+    `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed.
+    """
+
+    seq: Count
+    version: Count
+    kind: Literal["gradient", "skip", "pull"] = "gradient"
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    absent: tuple[Index, ...] = ()
+    groups: tuple[Group, ...] | None = None
+    buffers: tuple[str, ...] = ()
+
+
+class Verdict(_Header, frozen=True, tag="verdict"):
+    """What became of a push. Frames: the values of this server's blocks, then buffers."""
+
+    seq: Count
+    status: Status
+    step: Count
+    staleness: int = 0
+    stop: bool = False
+    buffers: tuple[str, ...] = ()
+
+
+class Ask(_Header, frozen=True, tag="ask"):
+    """For whom are we waiting? `seq`: the push that I have no answer to."""
+
+    seq: Count = 0
+
+
+class Waiting(_Header, frozen=True, tag="waiting"):
+    """For these, so long. `holds`: whether this server has the push that was asked about."""
+
+    tasks: tuple[str, ...]
+    seconds: float
+    holds: bool = True
+
+
+class Meet(_Header, frozen=True, tag="meet"):
+    """A small value for everybody, and a wish for theirs: the meeting of that number."""
+
+    number: Count
+    value: msgspec.Raw
+
+
+class Met(_Header, frozen=True, tag="met"):
+    """The values of all who were there, by worker."""
+
+    number: Count
+    values: dict[int, msgspec.Raw]
+
+
+class Leave(_Header, frozen=True, tag="leave"):
+    """I am done."""
+
+
+class Fail(_Header, frozen=True, tag="fail"):
+    """I failed: end the job."""
+
+    reason: str
+
+
+class Left(_Header, frozen=True, tag="left"):
+    """Understood, farewell."""
+
+
+class JobOver(_Header, frozen=True, tag="over"):
+    """The job has ended; by a failure if `task` is given."""
+
+    task: str = ""
+    reason: str = ""
+
+
+# --- between servers --------------------------------------------------------------------------------------
+class HeldNotice(_Header, frozen=True, tag="held"):
+    """My share of this push is here."""
+
+    worker: Index
+    seq: Count
+
+
+class Orders(_Header, frozen=True, tag="orders"):
+    """Carry these out, in this order."""
+
+    decisions: tuple[Decision, ...]
+
+
+class NormReport(_Header, frozen=True, tag="norm"):
+    """The squared norm of my share of a step's mean gradient."""
+
+    step: Count
+    square: float
+
+
+class Scale(_Header, frozen=True, tag="scale"):
+    """Multiply the step's gradient by this, and apply it."""
+
+    step: Count
+    factor: float
+
+
+Header: TypeAlias = (
+    Hello
+    | Welcome
+    | Refused
+    | StatusRequest
+    | StatusReport
+    | Describe
+    | Described
+    | Register
+    | Registered
+    | PushRequest
+    | Verdict
+    | Ask
+    | Waiting
+    | Meet
+    | Met
+    | Leave
+    | Fail
+    | Left
+    | JobOver
+    | HeldNotice
+    | Orders
+    | NormReport
+    | Scale
+)

@@ -1,0 +1,210 @@
+"""Messages over ZeroMQ: the lane between hosts, and the one that always works.
+
+A listener is a ROUTER, a channel a DEALER. A monitor on each tells when a connection ends: on the listener's
+side ZeroMQ names only the file descriptor, so the descriptor of every message is noted (SRCFD) to know whose
+it was. ZeroMQ's own heartbeats run in its I/O thread, so a worker that computes for minutes is not silent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from argosy.cluster.spec import Address
+from argosy.errors import ConfigError, WireError
+from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
+from argosy.wire.frames import MAX_FRAME_BYTES
+from argosy.wire.message import Message, decode, encode
+from argosy.wire.protocol import Header
+
+if TYPE_CHECKING:
+    import torch
+
+# A peer that is silent for so long, heartbeats included, has gone.
+HEARTBEAT_EVERY = 5.0
+HEARTBEAT_LIMIT = 20.0
+# What was sent may take so long to leave when a socket closes.
+LINGER = 2.0
+# Below this, handing memory over costs ZeroMQ more than copying it.
+_COPY_BELOW = 16 * 1024
+
+_CONNECTION_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+def _configure(sock: zmq.Socket[bytes]) -> None:
+    sock.setsockopt(zmq.LINGER, int(LINGER * 1000))
+    sock.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    # Flow is controlled by request and answer: a high-water mark would only drop or block in surprise.
+    sock.setsockopt(zmq.SNDHWM, 0)
+    sock.setsockopt(zmq.RCVHWM, 0)
+    sock.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_EVERY * 1000))
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_LIMIT * 1000))
+    sock.setsockopt(zmq.HEARTBEAT_TTL, int(HEARTBEAT_LIMIT * 1000))
+    sock.setsockopt(zmq.RECONNECT_IVL, 50)
+    sock.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    sock.setsockopt(zmq.IPV6, 1)
+
+
+def _endpoint(address: Address) -> str:
+    return f"tcp://{address}"
+
+
+def bind_address(address: Address, field: str) -> Address:
+    """The numeric address to listen on, as ZeroMQ binds to no host names."""
+    try:
+        ipaddress.ip_address(address.host)
+    except ValueError:
+        pass
+    else:
+        return address
+    try:
+        # IPv4 first: what `localhost` means to most who connect to it.
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(field, "a host name that resolves", f"{address.host} ({error.strerror})") from None
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return Address(str(found[0][4][0]), address.port)
+
+
+class ZmqListener:
+    """A server's inbox on a TCP port, or on a listening socket that it was handed."""
+
+    def __init__(self, address: Address, *, field: str = "address", listen_fd: int | None = None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        _configure(self._router)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if listen_fd is not None:
+            self._router.setsockopt(zmq.USE_FD, listen_fd)
+        self._monitor = self._router.get_monitor_socket(_CONNECTION_EVENTS)
+        try:
+            self._router.bind(_endpoint(bind_address(address, field)))
+        except zmq.ZMQError as error:
+            self.close()
+            remedy = "is another server running there? choose a free port" if _taken(error) else ""
+            raise ConfigError(field, f"a port to listen on at {address}", error.strerror, remedy) from None
+        self._by_fd: dict[int, Peer] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def receive(self, timeout: float) -> Arrival | None:
+        """See `Listener`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            if (arrival := self._take()) is not None:
+                return arrival
+            left = deadline - time.monotonic()
+            ready = dict(self._poller.poll(_milliseconds(left)))
+            if self._monitor in ready and self._router not in ready:
+                if (gone := self._take_departure()) is not None:
+                    return Departure(gone)
+            elif not ready:
+                return None
+
+    def _take(self) -> Arrival | None:
+        try:
+            frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        peer = frames[0].bytes
+        self._by_fd[int(frames[0].get(zmq.SRCFD))] = peer
+        try:
+            return Delivery(peer, decode([frame.buffer for frame in frames[1:]]))
+        except WireError as error:
+            return Garbage(peer, str(error))
+
+    def _take_departure(self) -> Peer | None:
+        event = recv_monitor_message(self._monitor)
+        if event["event"] != zmq.EVENT_DISCONNECTED:
+            return None
+        return self._by_fd.pop(int(event["value"]), None)
+
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """See `Listener`."""
+        try:
+            _send(self._router, [peer, *encode(header, tensors)])
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+    def close(self) -> None:
+        """See `Listener`."""
+        self._router.disable_monitor()
+        self._monitor.close()
+        self._router.close()
+        self._context.term()
+
+
+class ZmqChannel:
+    """A client's way to a server at a TCP address; it connects by itself when the server is there."""
+
+    def __init__(self, address: Address, identity: bytes) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+        _configure(self._dealer)
+        self._dealer.setsockopt(zmq.IDENTITY, identity)
+        self._monitor = self._dealer.get_monitor_socket(_CONNECTION_EVENTS)
+        self._dealer.connect(_endpoint(address))
+        self._lost_since: float | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._dealer, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """See `Channel`."""
+        _send(self._dealer, encode(header, tensors))
+
+    def receive(self, timeout: float) -> Message[Header] | None:
+        """See `Channel`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            ready = dict(self._poller.poll(_milliseconds(deadline - time.monotonic())))
+            if self._monitor in ready:
+                self._note_connection()
+            if self._dealer in ready:
+                frames = self._dealer.recv_multipart(copy=False)
+                return decode([frame.buffer for frame in frames])
+            if not ready:
+                return None
+
+    def _note_connection(self) -> None:
+        event = recv_monitor_message(self._monitor)
+        lost = event["event"] == zmq.EVENT_DISCONNECTED
+        self._lost_since = time.monotonic() if lost else None
+
+    def lost_for(self) -> float:
+        """See `Channel`."""
+        while self._monitor.poll(0):
+            self._note_connection()
+        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self._dealer.disable_monitor()
+        self._monitor.close()
+        self._dealer.close()
+        self._context.term()
+
+
+def _send(sock: zmq.Socket[bytes], parts: Sequence[Any]) -> None:
+    last = len(parts) - 1
+    for index, part in enumerate(parts):
+        copy = len(part) < _COPY_BELOW
+        sock.send(part, zmq.SNDMORE if index < last else 0, copy=copy)
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(max(0.0, seconds) * 1000)
+
+
+def _taken(error: zmq.ZMQError) -> bool:
+    return error.errno == zmq.EADDRINUSE

@@ -1,0 +1,167 @@
+"""The command line: what it takes, what it refuses in one line, and that it stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from argosy import cli
+from argosy.errors import WaitTimeout
+from argosy.launch.job import JobSpec
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
+    """The jobs that would have been run."""
+    asked: list[JobSpec] = []
+
+    def run(job: JobSpec) -> int:
+        asked.append(job)
+        return 7
+
+    monkeypatch.setattr("argosy.launch.local.run", run)
+    return asked
+
+
+def test_defaults(script: Path, jobs: list[JobSpec]) -> None:
+    assert cli.main(["run", str(script)]) == 7
+    assert jobs == [JobSpec(script, servers=1, workers=2)]
+
+
+def test_every_option(script: Path, jobs: list[JobSpec]) -> None:
+    words = "--ps 3 --workers 4 --mode sync --aggregate 3 --late fold --tokens 2 --max-staleness 5"
+    cli.main(["run", *words.split(), "--log-dir", "logs", "--threads", "2", str(script)])
+    settings = {"mode": "sync", "aggregate": "3", "late": "fold", "tokens": "2", "max_staleness": "5"}
+    assert jobs == [JobSpec(script, (), 3, 4, settings, 2, Path("logs"))]
+
+
+def test_a_ring_has_no_servers_unless_asked(script: Path, jobs: list[JobSpec]) -> None:
+    cli.main(["run", "--mode", "ring", str(script)])
+    cli.main(["run", "--mode", "ring", "--ps", "1", str(script)])
+    assert [job.servers for job in jobs] == [0, 1]
+
+
+def test_what_follows_the_script_is_not_parsed(script: Path, jobs: list[JobSpec]) -> None:
+    cli.main(["run", "--ps", "2", str(script), "--ps", "9", "--help", "--", "-x"])
+    assert jobs[0].servers == 2
+    assert jobs[0].args == ("--ps", "9", "--help", "--", "-x")
+
+
+def test_a_script_after_a_double_dash(script: Path, jobs: list[JobSpec]) -> None:
+    cli.main(["run", "--", str(script), "--", "a"])
+    assert jobs[0].args == ("--", "a")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "SCRIPT"),
+        (["run", "nope.py"], "'nope.py', which does not exist"),
+        (["run", "--workers", "two", "SCRIPT"], "'two' is not a valid integer"),
+        (["run", "--workers", "0", "SCRIPT"], "--workers: expected a whole number, 1 or more, got 0"),
+        (["run", "--ps", "-1", "SCRIPT"], "--ps"),
+        (["run", "--threads", "0", "SCRIPT"], "--threads"),
+        (["run", "--server", "1", "SCRIPT"], "No such option '--server'"),
+        (["run", "--ps", "0", "--mode", "async", "SCRIPT"], "at least one ps task for async"),
+        (["run", "--mode", "ring", "SCRIPT"], "no ring yet"),
+        (["run", "--mode", "fast", "SCRIPT"], "one of sync, async, ring"),
+        (["run", "--mode", "sync", "--aggregate", "x", "SCRIPT"], "aggregate"),
+        (["run", "--aggregate", "1", "SCRIPT"], "add --mode sync"),
+        (["run", "--log-dir", "/dev/null/logs", "SCRIPT"], "--log-dir"),
+        (["demo", "--steps", "many"], "'many' is not a valid integer"),
+        (["demo", "--mode", "ring"], "mode"),
+        (["demo", "--data", "/nowhere"], "/nowhere"),
+        (["status", "host"], "HOST:PORT: expected host:port, got 'host'"),
+        (["status"], "HOST:PORT"),
+        (["fly"], "No such command 'fly'"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    script: Path, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([str(script) if word == "SCRIPT" else word for word in words]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("argosy: error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["demo"], ["status"]])
+def test_help_teaches(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Usage: argosy")
+    assert command == ["status"] or "argosy demo" in text or "argosy run" in text
+
+
+def test_options_of_run_are_those_pinned(capsys: pytest.CaptureFixture[str]) -> None:
+    pinned = {"--ps", "--workers", "--mode", "--aggregate", "--late", "--tokens", "--max-staleness"}
+    names = {name for parameter in cli.run.params for name in parameter.opts if name.startswith("--")}
+    assert names == pinned | {"--log-dir", "--threads"}
+
+
+def test_without_a_command_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "Usage: argosy" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("argosy, version ")
+
+
+def test_demo_is_the_packaged_script(jobs: list[JobSpec]) -> None:
+    assert cli.main(["demo", "--mode", "sync", "--steps", "5"]) == 7
+    (job,) = jobs
+    assert job.script == Path(cli.__file__).with_name("demo.py")
+    assert (job.servers, job.workers, job.settings) == (2, 2, {"mode": "sync"})
+    assert job.args == ("--steps", "5")
+
+
+def test_status_prints_what_a_server_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = types.ModuleType("argosy.store.status")
+    monkeypatch.setattr(module, "query", lambda address: f"asked {address}", raising=False)
+    monkeypatch.setitem(sys.modules, "argosy.store.status", module)
+    assert cli.main(["status", "localhost:2222"]) == 0
+    assert capsys.readouterr().out == "asked localhost:2222\n"
+
+
+def test_other_errors_are_one_line_with_exit_code_1(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(job: JobSpec) -> int:
+        raise WaitTimeout("nobody came", ["/job:ps/task:0"], 3)
+
+    monkeypatch.setattr("argosy.launch.local.run", fail)
+    assert cli.main(["run", str(script)]) == 1
+    assert capsys.readouterr().err.startswith("argosy: error: nobody came after 3 s")
+
+
+def test_an_early_ctrl_c_is_130(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(job: JobSpec) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("argosy.launch.local.run", interrupt)
+    assert cli.main(["run", str(script)]) == 130
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["run"], ["run", "nope.py"], ["--version"]])
+def test_torch_is_not_imported(words: list[str]) -> None:
+    code = f"import sys; from argosy.cli import main; main({words!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
