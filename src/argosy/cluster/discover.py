@@ -14,6 +14,7 @@ from typing import Any
 from argosy.cluster.settings import (
     DEFAULT_WAIT,
     FLAGS,
+    LANES,
     SWITCHES,
     choose_mode,
     read_bool,
@@ -41,6 +42,7 @@ class Identity:
     insecure: bool = False
     wait: float = DEFAULT_WAIT
     num_gpus: int | None = None
+    use_lane: bool = True
 
 
 def take_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -116,6 +118,7 @@ def discover(
         insecure="insecure" in settings and read_bool("insecure", settings["insecure"]),
         wait=read_seconds("wait", settings["wait"]) if "wait" in settings else DEFAULT_WAIT,
         num_gpus=read_int("num_gpus", settings["num_gpus"]) if "num_gpus" in settings else None,
+        use_lane=_read_lane(settings.get("lane", "auto")),
     )
 
 
@@ -144,6 +147,13 @@ def _find_task(settings: Mapping[str, str]) -> Task:
     if "job_name" not in settings:
         raise ConfigError("job_name", "the job of this task, such as ps or worker", "none", "add --job_name")
     return Task(settings["job_name"], read_int("task_index", settings.get("task_index", "0")))
+
+
+def _read_lane(text: str) -> bool:
+    """Whether tasks on one host may go through shared memory."""
+    if text not in LANES:
+        raise ConfigError("lane", f"one of {', '.join(LANES)}", repr(text))
+    return text == "auto"
 
 
 def _split(hosts: str) -> list[str]:

@@ -28,11 +28,13 @@ FLAGS = (
     "bind",
     "insecure",
     "wait",
+    "lane",
 )
 # Flags that may stand alone: `--insecure` means `--insecure=true`.
 SWITCHES = frozenset({"insecure", "is_sync"})
 
 MODES = ("sync", "async", "ring")
+LANES = ("auto", "network")
 DEFAULT_WAIT = 600.0
 # Who waits says so this often, in seconds.
 NOTICE_EVERY = 5.0

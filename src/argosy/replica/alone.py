@@ -43,6 +43,9 @@ class AloneExchange:
         """See `Exchange`."""
         return self._verdict()
 
+    def release(self) -> None:
+        """See `Exchange`."""
+
     def _verdict(self) -> Verdict:
         stop = self._last_step is not None and self._step >= self._last_step
         return Verdict("pulled", self._step, stop=stop)

@@ -56,6 +56,9 @@ class Exchange(Protocol):
     def pull(self) -> Verdict:
         """Get fresh parameters."""
 
+    def release(self) -> None:
+        """The last step is done: the parameters get memory of their own."""
+
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, nn.Parameter]]:
     """Every parameter of an optimizer with the number of its group, in order."""

@@ -71,10 +71,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.verdict = self._exchange.skip()
         return self.verdict
 
-    def pull(self) -> Verdict:
-        """Fresh parameters, without a gradient."""
+    def finish(self) -> None:
+        """Get the final parameters, in memory of their own: called by the session."""
         self.verdict = self._exchange.pull()
-        return self.verdict
+        self._exchange.release()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; in the middle of an accumulation it keeps the gradients."""

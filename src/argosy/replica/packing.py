@@ -1,34 +1,37 @@
-"""Between a model's tensors and the flat blocks of the servers: one copy each way, no Python per element.
+"""Between a model's tensors and the flat blocks of the servers: one copy of the gradients, at most one back.
 
-Owns a flat gradient buffer for each block; the parameters and their `.grad` stay PyTorch's own.
+`.grad` stays PyTorch's own; its copy goes into memory that the channel reserves, which a server on this host
+reads in place. Such a server also writes fresh values in place: CPU parameters then live in that memory, as
+views, until `release` gives them memory of their own again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from argosy.store.layout import Layout, Piece
-from argosy.wire.tensors import torch_dtype
+from argosy.wire.frames import FrameSpec
+
+Reserve: TypeAlias = Callable[[int, Sequence[FrameSpec]], list[torch.Tensor]]
 
 
 class Packing:
     """The pieces of these parameters in the blocks of a layout."""
 
-    def __init__(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, layout: Layout, parameters: Sequence[nn.Parameter], reserve: Reserve) -> None:
         self._parameters = list(parameters)
         self._pieces = [piece for block in layout.pieces_by_block() for piece in block]
         self._shapes = [layout.parameters[piece.parameter].shape for piece in self._pieces]
         self._whole = [piece.count == layout.parameters[piece.parameter].count for piece in self._pieces]
-        pinned = any(parameter.is_cuda for parameter in parameters)
-        self._gradients = [
-            torch.zeros(block.count, dtype=torch_dtype(block.dtype), pin_memory=pinned)
-            for block in layout.blocks
-        ]
-        self._gradient_views = self._views(self._gradients)
         self._by_server = [(block.server, number) for number, block in enumerate(layout.blocks)]
+        self._gradients = _reserved(layout, reserve)
+        self._gradient_views = self._views(self._gradients)
+        self._addresses: list[int] = []
+        self._values: list[torch.Tensor] = []
         for piece, whole in zip(self._pieces, self._whole, strict=True):
             if not whole:  # a part of a tensor must be a stretch of its memory
                 parameter = self._parameters[piece.parameter]
@@ -68,11 +71,41 @@ class Packing:
         return self._split(blocks)
 
     @torch.no_grad()
-    def unpack(self, by_server: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Set the parameters from the values of the servers' blocks; there may be more than are known."""
+    def unpack(self, by_server: Sequence[Sequence[torch.Tensor]], in_place: Sequence[bool]) -> None:
+        """Set the parameters from the values of the servers' blocks; there may be more than are known.
+
+        `in_place` says of each server whether its values come to the same memory every time: parameters may
+        then live there.
+        """
         cursors = [iter(values) for values in by_server]
         blocks = [next(cursors[server]) for server, _ in self._by_server]
-        torch._foreach_copy_(self._targets(), self._views(blocks))
+        addresses = [block.data_ptr() for block in blocks]
+        if addresses != self._addresses or not all(in_place):
+            self._addresses = addresses
+            self._values = self._views(blocks)
+        stray = [
+            (target, value)
+            for target, value in zip(self._targets(), self._values, strict=True)
+            if target.data_ptr() != value.data_ptr()
+        ]
+        if not stray:
+            return
+        torch._foreach_copy_([target for target, _ in stray], [value for _, value in stray])
+        self._bind(in_place)
+
+    def _bind(self, in_place: Sequence[bool]) -> None:
+        """Let whole parameters on the CPU live where their values come."""
+        for piece, whole, value in zip(self._pieces, self._whole, self._values, strict=True):
+            parameter = self._parameters[piece.parameter]
+            here = in_place[self._by_server[piece.block][0]]
+            if here and whole and parameter.device == value.device and parameter.dtype == value.dtype:
+                parameter.data = value
+
+    def release(self) -> None:
+        """Give the parameters memory of their own."""
+        for parameter in self._parameters:
+            parameter.data = parameter.data.clone()
+        self._addresses = []
 
     def _targets(self) -> list[torch.Tensor]:
         pairs = zip(self._pieces, self._whole, strict=True)
@@ -88,6 +121,16 @@ class Packing:
         for server, number in self._by_server:
             result.setdefault(server, []).append(blocks[number])
         return result
+
+
+def _reserved(layout: Layout, reserve: Reserve) -> list[torch.Tensor]:
+    """Memory for each block's gradient, from the channel to its server."""
+    tensors: dict[int, torch.Tensor] = {}
+    for server in sorted({block.server for block in layout.blocks}):
+        numbers = layout.blocks_of(server)
+        frames = [FrameSpec(layout.blocks[n].dtype, (layout.blocks[n].count,)) for n in numbers]
+        tensors |= zip(numbers, reserve(server, frames), strict=True)
+    return [tensors[number] for number in range(len(layout.blocks))]
 
 
 def _part(gradient: torch.Tensor, piece: Piece, whole: bool) -> torch.Tensor:

@@ -64,6 +64,7 @@ def _serve(identity: Identity) -> None:
             bind=identity.bind,
             insecure=identity.insecure,
             wait=identity.wait,
+            use_lane=identity.use_lane,
         )
         server.join()
     except Exception as error:
@@ -76,7 +77,9 @@ def _enter(identity: Identity) -> Replica:
     if isinstance(identity.mode, Local):
         return Replica(identity, None)
     me, cluster = identity.task, identity.cluster
-    client = StoreClient(cluster, me, lambda server: connect(cluster, me, server), identity.wait)
+    client = StoreClient(
+        cluster, me, lambda server: connect(cluster, me, server), identity.wait, identity.use_lane
+    )
     farewell.install(me, client.leave, client.fail)
     client.hello()
     return Replica(identity, client)

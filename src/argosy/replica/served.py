@@ -66,10 +66,10 @@ class ServedExchange:
             fresh = specs[len(self._layout.parameters) :]
             shares = place(self._placement, fresh, self._layout.loads(self._servers))
             layout = extend(self._layout, fresh, shares)
-            self._packing = Packing(layout, parameters)
+            self._packing = Packing(layout, parameters, self._client.reserve)
             self._client.register(self._registrations(layout))
         else:
-            self._packing = Packing(layout, parameters)
+            self._packing = Packing(layout, parameters, self._client.reserve)
         self._layout = layout
         self._count = len(parameters)
 
@@ -135,6 +135,10 @@ class ServedExchange:
             values[0] = values[0][:count]
         else:
             self._state.mark()
-        self._packing.unpack(values)
+        self._packing.unpack(values, self._client.in_place)
         self._version = first.step
         return Verdict(first.status, first.step, first.staleness, first.stop)
+
+    def release(self) -> None:
+        """See `Exchange`."""
+        self._packing.release()

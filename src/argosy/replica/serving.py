@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.events import say
-from argosy.wire.channel import Channel
+from argosy.wire.channel import Channel, Listener
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
+
+if TYPE_CHECKING:
+    from argosy.wire.inbox import Inbox
 
 
 def connect(cluster: ClusterSpec, me: Task, to: Task) -> Channel:
@@ -45,6 +49,7 @@ class Server:
         bind: str | Address | None = None,
         insecure: bool = False,
         wait: float = DEFAULT_WAIT,
+        use_lane: bool = True,
     ) -> None:
         self._cluster = cluster if isinstance(cluster, ClusterSpec) else ClusterSpec(cluster)
         self._task = self._cluster.require(Task(job_name, task_index))
@@ -59,9 +64,11 @@ class Server:
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
         handed = os.environ.get(LISTEN_FD)
-        self._listener = ZmqListener(
+        network = ZmqListener(
             address, field=f"address of {self._task}", listen_fd=int(handed) if handed else None
         )
+        self._inbox = _inbox(network) if use_lane else None
+        self._listener: Listener = self._inbox or network
         peers = ", ".join(
             self._cluster.describe(task)
             for job in ("ps", "worker")
@@ -89,4 +96,12 @@ class Server:
             self._listener,
             lambda task: connect(self._cluster, self._task, task),
             self._wait,
+            lane=self._inbox.lane if self._inbox is not None else "",
         ).run()
+
+
+def _inbox(network: ZmqListener) -> Inbox:
+    from argosy.wire.inbox import Inbox
+    from argosy.wire.unix_channel import UnixListener
+
+    return Inbox(network, UnixListener())

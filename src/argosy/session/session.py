@@ -50,7 +50,7 @@ class Session:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self._replica.fail(error)
             return
-        self._optimizer.pull()
+        self._optimizer.finish()
         self._replica.leave()
 
     @property

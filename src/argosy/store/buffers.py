@@ -35,7 +35,8 @@ class Buffers:
     def bring(self, worker: int, brought: Mapping[str, torch.Tensor]) -> None:
         """A worker's buffers, with a gradient that has just been applied."""
         if brought and (self.rule == "mean" or worker == 0):
-            self._latest[worker] = {**self._latest.get(worker, {}), **brought}
+            copies = {name: value.clone() for name, value in brought.items()}
+            self._latest[worker] = {**self._latest.get(worker, {}), **copies}
             for name in brought:
                 self._moving[name] = None
                 self._values[name] = self._combined(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -27,18 +27,34 @@ Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
 class _HeldPush:
     gradient: Gradient
     groups: tuple[Group, ...]
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor]
+
+    def copy(self) -> _HeldPush:
+        """The same in memory of its own."""
+        buffers = {name: value.clone() for name, value in self.buffers.items()}
+        return _HeldPush(self.gradient.copy(), self.groups, buffers)
 
 
 class Carrier:
-    """The hands of a server. `reply` sends to a worker; `report_norm` tells the coordinator this share's."""
+    """The hands of a server.
 
-    def __init__(self, server: int, reply: Reply, report_norm: Callable[[int, float], None]) -> None:
+    `reply` sends to a worker, and `copies` says whether it has copied the tensors when it returns;
+    `report_norm` tells the coordinator this share of a step's norm.
+    """
+
+    def __init__(
+        self,
+        server: int,
+        reply: Reply,
+        report_norm: Callable[[int, float], None],
+        copies: Callable[[int], bool],
+    ) -> None:
         self.shard = Shard(server)
         self.buffers = Buffers()
         self.step = 0
         self._reply = reply
         self._report_norm = report_norm
+        self._copies = copies
         self._mode: Mode | None = None
         self._clip = False
         self._first_groups: tuple[Group, ...] = ()
@@ -139,9 +155,11 @@ class Carrier:
         return push.groups
 
     def _answer(self, answer: Answer) -> None:
-        # What was not part of a step (a skip, a pull) is of no further use; a gradient waits for its step.
-        if answer.status in ("skipped", "pulled"):
-            self._held.pop((answer.worker, answer.seq), None)
+        key = (answer.worker, answer.seq)
+        if answer.status in ("skipped", "pulled"):  # no part of any step
+            self._held.pop(key, None)
+        elif key in self._held:  # its worker goes on before the step is made, and may write to its memory
+            self._held[key] = self._held[key].copy()
         verdict = Verdict(answer.seq, answer.status, answer.step, answer.staleness, answer.stop)
         self._send(answer.worker, verdict)
 
@@ -152,7 +170,8 @@ class Carrier:
         header = Verdict(
             verdict.seq, verdict.status, verdict.step, verdict.staleness, verdict.stop, tuple(buffers)
         )
-        self._reply(worker, header, [*self.shard.values(), *buffers.values()])
+        values = self.shard.live() if self._copies(worker) else self.shard.values()
+        self._reply(worker, header, [*values, *buffers.values()])
 
 
 def _difference(one: Sequence[Group], other: Sequence[Group]) -> tuple[str, object, object]:

@@ -7,6 +7,7 @@ one that was lost with a connection is sent again, and the server knows it by it
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,8 +18,10 @@ from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WaitTimeout, WireError
 from argosy.events import say_waiting
 from argosy.modes import Mode
+from argosy.store.approach import Approach
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.wire.channel import Channel
+from argosy.wire.frames import FrameSpec
 from argosy.wire.message import Message
 from argosy.wire.protocol import (
     Ask,
@@ -38,7 +41,6 @@ from argosy.wire.protocol import (
     Registered,
     Verdict,
     Waiting,
-    Welcome,
 )
 
 if TYPE_CHECKING:
@@ -56,32 +58,49 @@ class StoreClient:
     """The servers of a cluster, as one worker sees them."""
 
     def __init__(
-        self, cluster: ClusterSpec, task: Task, connect: Callable[[Task], Channel], wait: float
+        self,
+        cluster: ClusterSpec,
+        task: Task,
+        connect: Callable[[Task], Channel],
+        wait: float,
+        use_lane: bool = True,
     ) -> None:
         self._cluster = cluster
         self._task = task
         self._servers = list(cluster.tasks("ps"))
-        self._channels = [connect(server) for server in self._servers]
         self._wait = wait
         self._seq = 0
         self._meetings = 0
         self.closed = False
+        hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
+        self._approaches = [
+            Approach(connect(server), hello, cluster.describe(server), use_lane) for server in self._servers
+        ]
+        self._channels = [approach.channel for approach in self._approaches]
 
     # --- arriving and leaving -----------------------------------------------------------------------------
     def hello(self) -> None:
         """Make oneself known to every server; waits for those that are not up yet."""
-        me = Hello(str(self._task), self._cluster.count("ps"), self._cluster.count("worker"))
         started = time.monotonic()
-        for server, channel in enumerate(self._channels):
-            channel.send(me)
-            while (welcome := self._next(server, Welcome, NOTICE_EVERY)) is None:
+        for server, approach in enumerate(self._approaches):
+            notice = NOTICE_EVERY
+            missing: Sequence[str] = [self._cluster.describe(self._servers[server])]
+            while approach.welcome is None:
+                message = approach.advance(0.2)
+                self._channels[server] = approach.channel
+                if message is not None and isinstance(message.header, Waiting):
+                    missing = message.header.tasks  # it is up, and waits for others itself
+                elif message is not None:
+                    self._heed(server, message.header)
                 waited = time.monotonic() - started
-                name = self._cluster.describe(self._servers[server])
                 if waited > self._wait:
-                    raise WaitTimeout(f"{self._task} gave up waiting", [name], self._wait)
-                say_waiting(name, waited)
-            if server == 0:
-                self._seq = welcome.header.base_seq
+                    raise WaitTimeout(f"{self._task} gave up waiting", missing, self._wait)
+                if waited >= notice:
+                    notice += NOTICE_EVERY
+                    for who in missing:
+                        say_waiting(who, waited)
+        first = self._approaches[0].welcome
+        self._seq = first.base_seq if first is not None else 0
 
     def leave(self) -> None:
         """Say that this worker is done, and hang up."""
@@ -117,6 +136,15 @@ class StoreClient:
         for server in reversed(range(len(self._channels))):
             self._channels[server].send(*registrations[server])
             self._await(server, Registered)
+
+    def reserve(self, server: int, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+        """Tensors to write a push to a server into."""
+        return self._channels[server].reserve(frames)
+
+    @property
+    def in_place(self) -> list[bool]:
+        """Of each server: whether its values come to the same memory every time."""
+        return [channel.in_place for channel in self._channels]
 
     # --- training -----------------------------------------------------------------------------------------
     def push(
@@ -167,22 +195,22 @@ class StoreClient:
             if message is None:
                 self._check_connection(server)
                 continue
-            header = message.header
-            if isinstance(header, kind):
-                return Message(header, message.tensors)
-            if isinstance(header, JobOver):
-                raise JobFailed(header.task, header.reason)
-            if isinstance(header, Refused):
-                raise _error(header)
-            if isinstance(header, Waiting):
-                self._heed(server, header, resend)
+            if isinstance(message.header, kind):
+                return Message(message.header, message.tensors)
+            self._heed(server, message.header, resend)
         return None
 
-    def _heed(self, server: int, waiting: Waiting, resend: Callable[[int], None] | None) -> None:
-        for who in waiting.tasks:
-            say_waiting(who, waiting.seconds)
-        if not waiting.holds and resend is not None:
-            resend(server)
+    def _heed(self, server: int, header: Header, resend: Callable[[int], None] | None = None) -> None:
+        """What may come at any time: the end of the job, a refusal, or word of who is waited for."""
+        if isinstance(header, JobOver):
+            raise JobFailed(header.task, header.reason)
+        if isinstance(header, Refused):
+            raise _error(header)
+        if isinstance(header, Waiting):
+            for who in header.tasks:
+                say_waiting(who, header.seconds)
+            if not header.holds and resend is not None:
+                resend(server)
 
     def _check_connection(self, server: int) -> None:
         if self._channels[server].lost_for() > LOST_AFTER:

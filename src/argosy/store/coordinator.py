@@ -58,9 +58,10 @@ class Coordinator:
         return self._core.admission.step
 
     # --- membership ---------------------------------------------------------------------------------------
-    def arrive(self, worker: int) -> int:
-        """A worker is here; where it starts to count its pushes."""
-        self._on(Arrived(worker))
+    def arrive(self, worker: int, again: bool) -> int:
+        """A worker is here (`again`: the same process as before); where it starts to count its pushes."""
+        if not again:
+            self._on(Arrived(worker))
         return self._core.base_seq(worker)
 
     def finish(self, worker: int) -> None:

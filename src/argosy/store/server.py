@@ -15,14 +15,15 @@ from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, ConfigError, JobFailed, TaskLost, WaitTimeout, WireError
 from argosy.events import say, say_waiting
 from argosy.modes import Sync
+from argosy.store.attendance import Attendance
 from argosy.store.carrier import Carrier
 from argosy.store.coordinator import Coordinator
+from argosy.store.links import Links
 from argosy.store.status import report
 from argosy.update.decisions import Decision, Push
-from argosy.wire.channel import Channel, Delivery, Departure, Garbage, Listener, Peer
+from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
 from argosy.wire.message import Message
 from argosy.wire.protocol import (
-    PROTOCOL_VERSION,
     Ask,
     Describe,
     Fail,
@@ -49,8 +50,8 @@ from argosy.wire.protocol import (
 if TYPE_CHECKING:
     import torch
 
-# A connection that ended may be made anew within this time; after it, the peer counts as gone.
-RETURN_GRACE = 2.0
+# How often a server looks whether the others have answered its hello, in seconds.
+_LINK_EVERY = 0.02
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0
 
@@ -65,24 +66,21 @@ class ParameterServer:
         listener: Listener,
         connect: Callable[[Task], Channel],
         wait: float,
+        lane: str = "",
     ) -> None:
         self.task = Task("ps", index)
         self._cluster = cluster
         self._listener = listener
         self._wait = wait
-        self._tasks: dict[Peer, Task] = {}
-        self._peers: dict[Task, Peer] = {}
-        self._departed: dict[Task, float] = {}
+        self._lane = lane
+        self._attendance = Attendance(cluster, self.task, self._is_here)
+        self._early: dict[Peer, Hello] = {}  # workers that came before the servers had found each other
         self._over: JobOver | None = None
         self._started = self._last_notice = time.monotonic()
         self._failed_at: float | None = None
-        self._carrier = Carrier(index, self._reply, self._report_norm)
+        self._carrier = Carrier(index, self._reply, self._report_norm, self._copies)
         self._coordinator = self._make_coordinator() if index == 0 else None
-        servers = [task for task in cluster.tasks("ps") if task.index != index]
-        others = servers if index == 0 else [Task("ps", 0)]
-        self._outboxes = {task.index: connect(task) for task in others}
-        for outbox in self._outboxes.values():
-            outbox.send(Hello(str(self.task), cluster.count("ps"), cluster.count("worker")))
+        self._links = Links(cluster, self.task, connect, use_lane=bool(lane))
 
     def _make_coordinator(self) -> Coordinator:
         return Coordinator(
@@ -98,81 +96,68 @@ class ParameterServer:
         """Serve until the job is over; raises if it ended badly."""
         try:
             while not self._is_over():
-                self._step(self._listener.receive(timeout=1.0))
+                self._step(self._listener.receive(timeout=1.0 if self._links.ready else _LINK_EVERY))
                 self._keep_time()
             self._end()
         finally:
-            for outbox in self._outboxes.values():
-                outbox.close()
+            self._links.close()
             self._listener.close()
 
-    def _step(self, arrival: Delivery | Departure | Garbage | None) -> None:
+    def _step(self, arrival: Arrival | None) -> None:
         match arrival:
             case Delivery(peer, message):
                 self._deliver(peer, message)
-            case Departure(peer) if peer in self._tasks:
-                self._departed[self._tasks[peer]] = time.monotonic()
-            case Garbage(peer, reason) if peer in self._tasks:
-                say(f"{self.task} threw away a message of {self._tasks[peer]}: {reason}")
+            case Departure(peer):
+                self._attendance.depart(peer)
+                self._early.pop(peer, None)
+            case Garbage(peer, reason) if (task := self._attendance.task(peer)) is not None:
+                say(f"{self.task} threw away a message of {task}: {reason}")
 
     def _deliver(self, peer: Peer, message: Message[Header]) -> None:
         header = message.header
-        task = self._tasks.get(peer)
+        task = self._attendance.task(peer)
         try:
             if isinstance(header, Hello):
                 self._greet(peer, header)
             elif isinstance(header, StatusRequest):
-                self._listener.send(
-                    peer, StatusReport(report(self._cluster, self._coordinator, self._waiting()))
-                )
+                lines = report(self._cluster, self._coordinator, self._waiting())
+                self._listener.send(peer, StatusReport(lines))
             elif task is None:
                 self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
-            elif task.job == "ps":
-                self._from_server(task, header)
             else:
-                self._departed.pop(task, None)
-                self._from_worker(task, message)
+                self._attendance.heard(peer, task)
+                self._from(task, message)
         except WireError as error:
             say(f"{self.task} refused a {type(header).__name__} of {task}: {error}")
             self._listener.send(peer, Refused("protocol", "message", "a well-formed one", str(error)))
         except ArgosyError as error:
             self._fail(task or self.task, str(error))
 
+    def _from(self, task: Task, message: Message[Header]) -> None:
+        if task.job == "ps":
+            self._from_server(task, message.header)
+        else:
+            self._from_worker(task, message)
+
     def _greet(self, peer: Peer, hello: Hello) -> None:
-        try:
-            task = self._cluster.require(Task.parse(hello.task))
-            self._check(hello, task, peer)
-        except ConfigError as error:
-            self._listener.send(
-                peer, Refused("config", error.field, error.expected, str(error.got), error.remedy)
-            )
+        if hello.task.startswith("/job:worker/") and not self._links.ready:
+            self._early[peer] = hello
+            missing = tuple(self._cluster.describe(task) for task in self._links.missing())
+            self._listener.send(peer, Waiting(missing, time.monotonic() - self._started))
             return
-        again = self._tasks.get(peer) == task
-        self._tasks[peer] = task
-        self._peers[task] = peer
-        self._departed.pop(task, None)
+        try:
+            task, again = self._attendance.greet(peer, hello)
+        except ConfigError as error:
+            refusal = Refused("config", error.field, error.expected, str(error.got), error.remedy)
+            self._listener.send(peer, refusal)
+            return
         base = 0
-        if self._coordinator is not None and task.job == "worker" and not again:
-            base = self._coordinator.arrive(task.index)
+        if self._coordinator is not None and task.job == "worker":
+            base = self._coordinator.arrive(task.index, again)
             if self._coordinator.failure is not None:
                 self._listener.send(peer, self._coordinator.failure)
                 return
-        self._listener.send(peer, Welcome(base))
-
-    def _check(self, hello: Hello, task: Task, peer: Peer) -> None:
-        if hello.protocol != PROTOCOL_VERSION:
-            raise ConfigError(
-                "protocol", f"version {PROTOCOL_VERSION}", hello.protocol, "update Argosy there"
-            )
-        mine = (self._cluster.count("ps"), self._cluster.count("worker"))
-        if (hello.servers, hello.workers) != mine:
-            raise ConfigError(
-                f"cluster of {task}",
-                f"{mine[0]} ps and {mine[1]} worker tasks, as {self.task} has it",
-                f"{hello.servers} and {hello.workers}",
-            )
-        if self._peers.get(task, peer) != peer and task not in self._departed and self._is_here(task):
-            raise ConfigError("task_index", f"a task that is not taken, {task} is", "another one")
+        self._listener.send(peer, Welcome(base, self._lane))
 
     def _is_here(self, task: Task) -> bool:
         return self._coordinator is None or task.job == "ps" or self._coordinator.is_present(task.index)
@@ -222,7 +207,7 @@ class ParameterServer:
         if not self._carrier.hold(worker, message):
             return
         if self._coordinator is None:
-            self._outboxes[0].send(HeldNotice(worker, header.seq))
+            self._links.tell(0, HeldNotice(worker, header.seq))
         else:
             push = Push(worker, header.seq, header.version, header.kind, header.weight)
             self._coordinator.held(0, worker, header.seq, push)
@@ -242,30 +227,32 @@ class ParameterServer:
 
     # --- to others ----------------------------------------------------------------------------------------
     def _reply(self, worker: int, header: Header, tensors: Sequence[torch.Tensor]) -> None:
-        if (peer := self._peers.get(Task("worker", worker))) is not None:
+        if (peer := self._attendance.peer(Task("worker", worker))) is not None:
             self._listener.send(peer, header, tensors)
 
+    def _copies(self, worker: int) -> bool:
+        peer = self._attendance.peer(Task("worker", worker))
+        return peer is not None and self._listener.copies(peer)
+
     def _order(self, decisions: Sequence[Decision]) -> None:
-        for outbox in self._outboxes.values():
-            outbox.send(Orders(tuple(decisions)))
+        self._links.tell_all(Orders(tuple(decisions)))
         self._carrier.carry_out(decisions)
 
     def _scale(self, scale: Scale) -> None:
-        for outbox in self._outboxes.values():
-            outbox.send(scale)
+        self._links.tell_all(scale)
         self._carrier.scale(scale.step, scale.factor)
 
     def _report_norm(self, step: int, square: float) -> None:
         if self._coordinator is not None:
             self._coordinator.norm(0, step, square)
         else:
-            self._outboxes[0].send(NormReport(step, square))
+            self._links.tell(0, NormReport(step, square))
 
     def _fail(self, task: Task, reason: str) -> None:
         if self._coordinator is not None:
             self._coordinator.fail(task, reason)
         else:
-            self._outboxes[0].send(Fail(reason))
+            self._links.tell(0, Fail(reason))
 
     def _waiting(self, worker: int = 0, seq: int = 0) -> Waiting:
         holds = self._carrier.holds(worker, seq)
@@ -276,23 +263,26 @@ class ParameterServer:
     # --- time ---------------------------------------------------------------------------------------------
     def _keep_time(self) -> None:
         now = time.monotonic()
-        for task in [t for t, since in self._departed.items() if now - since > RETURN_GRACE]:
-            del self._departed[task]
-            self._lose(task)
+        if not self._links.ready and self._links.advance():
+            for peer, hello in self._early.items():
+                self._greet(peer, hello)
+            self._early.clear()
         if now - self._last_notice >= NOTICE_EVERY:
             self._last_notice = now
             for task in self._missing():
                 say_waiting(self._cluster.describe(task), now - self._started)
+        for task in self._attendance.overdue():
+            self._lose(task)
         if now - self._started > self._wait:
             self._give_up_on(self._missing())
 
     def _missing(self) -> list[Task]:
-        servers = [
-            task for task in self._cluster.tasks("ps") if task not in self._peers and task != self.task
-        ]
+        servers = self._links.missing()
         if self._coordinator is None:
-            return [task for task in servers if task.index == 0]
-        return servers + [Task("worker", w) for w in self._coordinator.roster.missing()]
+            return servers
+        early = {hello.task for hello in self._early.values()}
+        workers = [Task("worker", worker) for worker in self._coordinator.roster.missing()]
+        return servers + [task for task in workers if str(task) not in early]
 
     def _give_up_on(self, missing: Sequence[Task]) -> None:
         if not missing:
@@ -337,7 +327,7 @@ class ParameterServer:
 
     def _end(self) -> None:
         over = self._over or (self._coordinator and self._coordinator.failure) or JobOver()
-        for outbox in self._outboxes.values() if self._coordinator is not None else ():
-            outbox.send(over)
+        if self._coordinator is not None:
+            self._links.tell_all(over)
         if over.task:
             raise JobFailed(over.task, over.reason)

@@ -27,6 +27,10 @@ class Gradient:
     blocks: Sequence[torch.Tensor]
     absent: frozenset[int] = frozenset()
 
+    def copy(self) -> Gradient:
+        """The same in memory of its own."""
+        return Gradient([block.clone() for block in self.blocks], self.absent)
+
 
 class Shard:
     """The blocks of one server."""
@@ -145,6 +149,12 @@ class Shard:
                 optimizer.update(means, [self._absent[position] for position in positions])
         self._means = []
         self._values = None
+
+    def live(self) -> list[torch.Tensor]:
+        """The parameters themselves in the model's dtypes: to be copied before the next update."""
+        if all(m.dtype == dtype for m, dtype in zip(self._masters, self._dtypes, strict=True)):
+            return self._masters
+        return self.values()
 
     def values(self) -> list[torch.Tensor]:
         """A copy of the parameters in the model's dtypes; made once a step, and never written to."""

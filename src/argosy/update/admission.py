@@ -87,12 +87,14 @@ class AsyncAdmission:
         return list(self._drain())
 
     def roster_changed(self) -> list[Decision]:
-        """A worker that has left holds nobody back."""
+        """A worker that has left holds nobody back, and what it had not been answered is forgotten."""
         awaited = set(self._roster.awaited())
-        holding = {push.worker for push in self._held}
-        for worker in [w for w in self._outstanding if w not in awaited and w not in holding]:
-            del self._outstanding[worker]
-        return list(self._drain())
+        waiting = [*self._held, *(push for push, _, _ in self._unanswered)]
+        self._outstanding = {w: version for w, version in self._outstanding.items() if w in awaited}
+        self._held = [push for push in self._held if push.worker in awaited]
+        self._unanswered = [entry for entry in self._unanswered if entry[0].worker in awaited]
+        forgotten = [Forget(push.worker, push.seq) for push in waiting if push.worker not in awaited]
+        return [*forgotten, *self._drain()]
 
     def waited_for(self) -> Iterator[int]:
         """Those with the earliest deadlines, while somebody is held back by them."""
@@ -158,14 +160,16 @@ class SyncAdmission:
         if push.version < self.step:
             return self._late(push)
         self._turns[push.worker] = self._turns.get(push.worker, 0) + 1
-        if push.kind == "gradient":
-            self._fresh.append(push.part)
+        replaced = self._take(push) if push.kind == "gradient" else []
         self._waiting[push.worker] = push
-        return [*self._complete(), *self._run_ahead(push)]
+        return [*replaced, *self._complete(), *self._run_ahead()]
 
     def roster_changed(self) -> list[Decision]:
-        """The step may need one fewer now."""
-        return list(self._complete())
+        """The step may need one fewer now, and those who stay may have to run further ahead."""
+        awaited = set(self._roster.awaited())
+        left = [self._waiting.pop(worker) for worker in sorted(self._waiting) if worker not in awaited]
+        skips = [Forget(push.worker, push.seq) for push in left if push.kind == "skip"]
+        return [*skips, *self._complete(), *self._run_ahead()]
 
     def waited_for(self) -> Iterator[int]:
         """Those who still have a turn in the step that others wait for."""
@@ -178,11 +182,17 @@ class SyncAdmission:
         self._folded.append(push.part)
         return [Answer(push.worker, push.seq, "folded", self.step, self.step - push.version)]
 
-    def _run_ahead(self, push: Push) -> Iterator[Decision]:
-        if push.worker in self._waiting and self._turns[push.worker] <= self._tokens():
-            del self._waiting[push.worker]
+    def _take(self, push: Push) -> list[Decision]:
+        """Count a gradient; where each worker counts once, the one of its earlier life makes way."""
+        earlier = [p for p in self._fresh if self._mode.distinct and p.worker == push.worker]
+        self._fresh = [*(part for part in self._fresh if part not in earlier), push.part]
+        return [Forget(part.worker, part.seq) for part in earlier]
+
+    def _run_ahead(self) -> Iterator[Decision]:
+        for worker in [w for w in sorted(self._waiting) if self._turns[w] <= self._tokens()]:
+            push = self._waiting.pop(worker)
             status: Status = "held" if push.kind == "gradient" else "skipped"
-            yield Answer(push.worker, push.seq, status, self.step)
+            yield Answer(worker, push.seq, status, self.step)
 
     def _tokens(self) -> int:
         if self._mode.distinct:

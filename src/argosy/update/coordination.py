@@ -77,15 +77,16 @@ class Coordination:
             case Held():
                 return self._held(event)
             case Arrived(worker):
+                # It may be back before anybody noticed that it had gone.
+                earlier = self.on(Lost(worker)) if self.roster[worker] is Presence.PRESENT else []
                 self.roster.arrive(worker)
                 self._arrivals[worker] = self._arrivals.get(worker, 0) + 1
+                return earlier
             case Finished(worker):
                 self.roster.finish(worker)
-                return [*self._abandon(worker), *self.admission.roster_changed()]
             case Lost(worker):
                 self.roster.lose(worker)
-                return [*self._abandon(worker), *self.admission.roster_changed()]
-        return []
+        return [*self._abandon(event.worker), *self.admission.roster_changed()]
 
     def base_seq(self, worker: int) -> int:
         """Where a worker that has just arrived starts to count its pushes.
@@ -100,11 +101,10 @@ class Coordination:
         return list(self.admission.waited_for())
 
     def _held(self, event: Held) -> list[Decision]:
-        if (
-            event.seq <= max(self.base_seq(event.worker), self._offered.get(event.worker, 0))
-            or self.roster[event.worker] is not Presence.PRESENT
-        ):
+        if event.seq <= self._offered.get(event.worker, 0):
             return []
+        if event.seq <= self.base_seq(event.worker) or self.roster[event.worker] is not Presence.PRESENT:
+            return [Forget(event.worker, event.seq)]  # of a life that has ended: it will never be complete
         arriving = self._arriving.setdefault((event.worker, event.seq), _Arriving())
         arriving.servers.add(event.server)
         arriving.push = event.push or arriving.push

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from argosy.wire.frames import FrameSpec
 from argosy.wire.message import Message
 from argosy.wire.protocol import Header
 
@@ -51,10 +52,14 @@ class Listener(Protocol):
     def receive(self, timeout: float) -> Arrival | None:
         """The next arrival; None when `timeout` seconds passed without one."""
 
+    def copies(self, peer: Peer) -> bool:
+        """Whether `send` to this peer has copied the tensors when it returns."""
+
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Answer a peer; one that has gone is passed over.
 
-        The tensors' memory must stay as it is until the peer has it: give a copy that nobody writes to.
+        Where `copies` says no, the tensors' memory must stay as it is until the peer has it: give a copy
+        that nobody writes to.
         """
 
     def close(self) -> None:
@@ -63,6 +68,12 @@ class Listener(Protocol):
 
 class Channel(Protocol):
     """A client's way to one server."""
+
+    # Whether the tensors of answers of one kind come to the same memory every time.
+    in_place: bool
+
+    def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+        """Tensors to write to, from which sending costs least: a message's first ones, in this order."""
 
     def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send; the tensors' memory must stay as it is until the server has answered."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from argosy.errors import WireError
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
-from argosy.wire.message import Message, decode, encode
+from argosy.wire.frames import FrameSpec
+from argosy.wire.message import Message, blank, decode, encode
 from argosy.wire.protocol import Header
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class LocalListener:
             self._channels.pop(peer, None)
         self._inbox.put((peer, None if parts is None else [bytearray(part) for part in parts]))
 
+    def copies(self, peer: Peer) -> bool:
+        """See `Listener`."""
+        return True
+
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
         """See `Listener`."""
         if (channel := self._channels.get(peer)) is not None:
@@ -66,11 +71,17 @@ class LocalListener:
 class LocalChannel:
     """A way to a listener in the same process."""
 
+    in_place = False
+
     def __init__(self, listener: LocalListener, identity: Peer) -> None:
         self._listener = listener
         self._identity = identity
         self.outbox: queue.SimpleQueue[list[bytearray]] = queue.SimpleQueue()
         self.lost_since: float | None = None
+
+    def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+        """See `Channel`."""
+        return blank(frames)
 
     def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
         """See `Channel`."""

@@ -49,6 +49,15 @@ def encode(header: Header, tensors: Sequence[torch.Tensor] = ()) -> list[Any]:
     return [head, *(bytes_of(tensor) for tensor in tensors)]
 
 
+def blank(frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+    """Tensors of these kinds in ordinary memory, for a channel that sends from anywhere."""
+    import torch
+
+    from argosy.wire.tensors import torch_dtype
+
+    return [torch.zeros(frame.shape, dtype=torch_dtype(frame.dtype)) for frame in frames]
+
+
 def decode(parts: Sequence[Any]) -> Message[Header]:
     """The message in received parts; everything is checked before a tensor is made of it."""
     if not parts or len(parts) - 1 > MAX_FRAMES:

@@ -33,13 +33,15 @@ class Hello(_Header, frozen=True, tag="hello"):
     task: str
     servers: Index
     workers: Index
+    life: str  # drawn by lot when the process began: one process may come over two lanes
     protocol: int = PROTOCOL_VERSION
 
 
 class Welcome(_Header, frozen=True, tag="welcome"):
-    """You are in; start to count your pushes from `base_seq`."""
+    """You are in: count your pushes from `base_seq`. `lane`: a shorter way, if you are on my host."""
 
     base_seq: Count = 0
+    lane: str = ""
 
 
 class Refused(_Header, frozen=True, tag="refused"):

@@ -20,8 +20,8 @@ from zmq.utils.monitor import recv_monitor_message
 from argosy.cluster.spec import Address
 from argosy.errors import ConfigError, WireError
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
-from argosy.wire.frames import MAX_FRAME_BYTES
-from argosy.wire.message import Message, decode, encode
+from argosy.wire.frames import MAX_FRAME_BYTES, FrameSpec
+from argosy.wire.message import Message, blank, decode, encode
 from argosy.wire.protocol import Header
 
 if TYPE_CHECKING:
@@ -99,22 +99,26 @@ class ZmqListener:
     def receive(self, timeout: float) -> Arrival | None:
         """See `Listener`."""
         deadline = time.monotonic() + timeout
-        while True:
-            if (arrival := self._take()) is not None:
-                return arrival
-            left = deadline - time.monotonic()
-            ready = dict(self._poller.poll(_milliseconds(left)))
-            if self._monitor in ready and self._router not in ready:
-                if (gone := self._take_departure()) is not None:
-                    return Departure(gone)
-            elif not ready:
+        while (arrival := self.take()) is None:
+            if not self._poller.poll(_milliseconds(deadline - time.monotonic())):
                 return None
+        return arrival
 
-    def _take(self) -> Arrival | None:
-        try:
-            frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
+    def descriptors(self) -> list[int]:
+        """What becomes readable when there may be something to `take`."""
+        return [self._router.getsockopt(zmq.FD), self._monitor.getsockopt(zmq.FD)]
+
+    def take(self) -> Arrival | None:
+        """An arrival that is there already. Messages first: what a peer sent before it left still counts."""
+        if self._router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            return self._take_message()
+        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if (gone := self._take_departure()) is not None:
+                return Departure(gone)
+        return None
+
+    def _take_message(self) -> Arrival:
+        frames = self._router.recv_multipart(copy=False)
         peer = frames[0].bytes
         self._by_fd[int(frames[0].get(zmq.SRCFD))] = peer
         try:
@@ -127,6 +131,10 @@ class ZmqListener:
         if event["event"] != zmq.EVENT_DISCONNECTED:
             return None
         return self._by_fd.pop(int(event["value"]), None)
+
+    def copies(self, peer: Peer) -> bool:
+        """See `Listener`."""
+        return False
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
         """See `Listener`."""
@@ -147,6 +155,8 @@ class ZmqListener:
 class ZmqChannel:
     """A client's way to a server at a TCP address; it connects by itself when the server is there."""
 
+    in_place = False
+
     def __init__(self, address: Address, identity: bytes) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
@@ -158,6 +168,10 @@ class ZmqChannel:
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+
+    def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+        """See `Channel`."""
+        return blank(frames)
 
     def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
         """See `Channel`."""

@@ -1,0 +1,73 @@
+"""What every contender is told, and how it reports: a timestamp a step, written once its time is up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.networks import NETWORKS, Network
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, for how long, and where to write. `role` and the rest matter to some contenders only."""
+
+    network: Network
+    data: Path
+    out: Path
+    seconds: float
+    mode: str
+    role: str
+    index: int
+    ports: tuple[int, ...]
+
+
+def read_job() -> Job:
+    """From the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--network", choices=list(NETWORKS), required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    # Words that argosy.join() would take for its own are avoided: --job_name, --mode, --task_index.
+    parser.add_argument("--way", default="async")
+    parser.add_argument("--role", default="worker")
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--ports", default="")
+    args = parser.parse_args()
+    ports = tuple(int(port) for port in args.ports.split(",") if port)
+    network = NETWORKS[args.network]
+    return Job(network, args.data, args.out, args.seconds, args.way, args.role, args.index, ports)
+
+
+class Recorder:
+    """One worker's timestamps. The file appears whole, when `seconds` have passed since the first step."""
+
+    def __init__(self, out: Path, index: int, seconds: float, versions: dict[str, str]) -> None:
+        self._path = out / f"worker-{index}.json"
+        self._seconds = seconds
+        self._versions = versions
+        self._stamps: list[float] = []
+        self.over = False
+
+    def step(self) -> bool:
+        """A step was made: False once the time is up."""
+        if self.over:
+            return False
+        now = time.monotonic()
+        self._stamps.append(now)
+        if now - self._stamps[0] < self._seconds:
+            return True
+        self.over = True
+        write_whole(self._path, {"stamps": self._stamps, "versions": self._versions})
+        return False
+
+
+def write_whole(path: Path, content: object) -> None:
+    """Write JSON so that whoever sees the file sees all of it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content), encoding="utf-8")
+    part.rename(path)

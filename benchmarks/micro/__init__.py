@@ -1,0 +1,1 @@
+"""Scripts that look at one thing alone: an exchange without a network, a cluster of one."""

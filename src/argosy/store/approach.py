@@ -1,0 +1,51 @@
+"""How a task gets in touch with a server: hello over the network, then the shorter way if there is one.
+
+A state machine around a channel, advanced by whoever waits: a worker waits for one server after the other,
+a server looks at its approaches between two messages (it must go on answering the hello of others).
+"""
+
+from __future__ import annotations
+
+import os
+
+from argosy.events import say
+from argosy.wire.channel import Channel
+from argosy.wire.message import Message
+from argosy.wire.protocol import Header, Hello, Welcome
+
+
+class Approach:
+    """On the way to one server, known to people as `name`."""
+
+    def __init__(self, channel: Channel, hello: Hello, name: str, use_lane: bool) -> None:
+        self.channel = channel
+        self.welcome: Welcome | None = None  # set when the way is found
+        self._hello = hello
+        self._name = name
+        self._use_lane = use_lane
+        channel.send(hello)
+
+    def advance(self, timeout: float) -> Message[Header] | None:
+        """Take in one message; one that is not a welcome is the caller's."""
+        message = self.channel.receive(timeout)
+        if message is None or not isinstance(message.header, Welcome):
+            return message
+        if not (message.header.lane and self._use_lane and self._shorten(message.header.lane)):
+            self.welcome = message.header
+        return None
+
+    def _shorten(self, lane: str) -> bool:
+        """Try to go on over shared memory; the server's next welcome then comes that way."""
+        from argosy.wire.unix_channel import UnixChannel
+
+        self._use_lane = False
+        try:
+            shorter = UnixChannel(lane)
+        except OSError as error:
+            why = os.strerror(error.errno or 0).lower()
+            say(f"{self._hello.task} reaches {self._name} over the network: no shared memory ({why})")
+            return False
+        self.channel.close()
+        self.channel = shorter
+        shorter.send(self._hello)
+        return True

@@ -1,0 +1,84 @@
+"""Who is connected to a server, over which connection, and whose connection has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.errors import ConfigError
+from argosy.wire.channel import Peer
+from argosy.wire.protocol import PROTOCOL_VERSION, Hello
+
+# A connection that ended may be made anew within this time; after it, the peer counts as gone.
+RETURN_GRACE = 2.0
+
+
+class Attendance:
+    """The connections of one server. `is_here` says whether a task that came before still takes part."""
+
+    def __init__(self, cluster: ClusterSpec, me: Task, is_here: Callable[[Task], bool]) -> None:
+        self._cluster = cluster
+        self._me = me
+        self._is_here = is_here
+        self._tasks: dict[Peer, Task] = {}
+        self._peers: dict[Task, Peer] = {}
+        self._lives: dict[Task, str] = {}
+        self._departed: dict[Task, float] = {}
+
+    def greet(self, peer: Peer, hello: Hello) -> tuple[Task, bool]:
+        """Note who a peer is; the task, and whether this process has been here before on another way."""
+        task = self._cluster.require(Task.parse(hello.task))
+        self._check(hello, task)
+        again = self._lives.get(task) == hello.life
+        self._tasks[peer] = task
+        self._peers[task] = peer
+        self._lives[task] = hello.life
+        self._departed.pop(task, None)
+        return task, again
+
+    def _check(self, hello: Hello, task: Task) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise ConfigError(
+                "protocol", f"version {PROTOCOL_VERSION}", hello.protocol, "update Argosy there"
+            )
+        mine = (self._cluster.count("ps"), self._cluster.count("worker"))
+        if (hello.servers, hello.workers) != mine:
+            raise ConfigError(
+                f"cluster of {task}",
+                f"{mine[0]} ps and {mine[1]} worker tasks, as {self._me} has it",
+                f"{hello.servers} and {hello.workers}",
+            )
+        other = self._lives.get(task, hello.life) != hello.life
+        if other and task not in self._departed and self._is_here(task):
+            raise ConfigError(
+                "task_index", f"a task that is free; {task} is taken by a running process", "it"
+            )
+
+    def task(self, peer: Peer) -> Task | None:
+        """Who a peer is."""
+        return self._tasks.get(peer)
+
+    def peer(self, task: Task) -> Peer | None:
+        """The connection to use for a task."""
+        return self._peers.get(task)
+
+    def depart(self, peer: Peer) -> None:
+        """A connection has ended; it counts if it was the one in use."""
+        task = self._tasks.pop(peer, None)
+        if task is not None and self._peers.get(task) == peer:
+            self._departed[task] = time.monotonic()
+
+    def heard(self, peer: Peer, task: Task) -> None:
+        """A task has spoken: it is not gone."""
+        if task in self._departed:
+            del self._departed[task]
+            self._peers[task] = peer
+
+    def overdue(self) -> list[Task]:
+        """Those whose connection ended, and who did not come back; each is named once."""
+        limit = time.monotonic() - RETURN_GRACE
+        gone = [task for task, since in self._departed.items() if since < limit]
+        for task in gone:
+            del self._departed[task]
+        return gone

@@ -1,0 +1,54 @@
+"""A server's one inbox over both lanes: shared memory for its own host, ZeroMQ for everybody else."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from argosy.wire.channel import Arrival, Peer
+from argosy.wire.protocol import Header
+from argosy.wire.unix_channel import UnixListener
+from argosy.wire.zmq_channel import ZmqListener
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Inbox:
+    """Both listeners as one; `lane` is the name by which processes of this host find the shorter way."""
+
+    def __init__(self, network: ZmqListener, local: UnixListener) -> None:
+        self._network = network
+        self._local = local
+        self.lane = local.name
+        for descriptor in network.descriptors():
+            local.epoll.register(descriptor, select.EPOLLIN)
+
+    def receive(self, timeout: float) -> Arrival | None:
+        """See `Listener`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            # ZeroMQ's descriptors tell of changes only: what is there must be asked for before each wait.
+            if (arrival := self._network.take()) is not None:
+                return arrival
+            left = max(0.0, deadline - time.monotonic())
+            ready = self._local.epoll.poll(left, 1)
+            if not ready:
+                return None
+            if (arrival := self._local.take(ready[0][0])) is not None:
+                return arrival
+
+    def copies(self, peer: Peer) -> bool:
+        """See `Listener`."""
+        return self._local.knows(peer)
+
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """See `Listener`."""
+        (self._local if self._local.knows(peer) else self._network).send(peer, header, tensors)
+
+    def close(self) -> None:
+        """See `Listener`."""
+        self._local.close()
+        self._network.close()

@@ -1,0 +1,128 @@
+"""Memory that two processes share: sealed memfds, and tensors in them. No sockets.
+
+The sender of a direction owns its *arena* and lays the tensors of a message into it one after the other, so
+the same kind of message finds its tensors at the same places every time. A tensor that already lies at its
+place is not copied: that is how a gradient is written once, and how parameters live where the server writes
+them. Nothing is in the file system, so nothing is left behind however a process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import torch
+
+from argosy.errors import WireError
+from argosy.wire.frames import ITEMSIZE, FrameSpec
+from argosy.wire.tensors import spec_of, torch_dtype
+
+_ALIGNMENT = 64
+# Beyond what is asked for: room for a model's small buffers, so that they do not need a new arena.
+_SLACK = 64 * 1024
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """A frame and where it begins in the sender's arena."""
+
+    frame: FrameSpec
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+
+
+class Region:
+    """A mapped memfd. The mapping lives as long as a tensor in it does; the descriptor is closed at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = os.fstat(descriptor).st_size
+        self._memory = mmap.mmap(descriptor, self.size)
+        self._tensors: dict[Placed, torch.Tensor] = {}
+        self.address = torch.frombuffer(self._memory, dtype=torch.uint8, count=1).data_ptr()
+
+    @classmethod
+    def create(cls, size: int) -> tuple[Region, int]:
+        """New memory of that size, and a descriptor to pass on and close."""
+        descriptor = os.memfd_create("argosy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, max(size, mmap.PAGESIZE))
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return cls(descriptor), descriptor
+
+    @classmethod
+    def open(cls, descriptor: int) -> Region:
+        """A peer's memory. It must be sealed: a peer that shrank it could kill us with a mere look at it."""
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError:
+            seals = 0
+        if seals & _SEALS != _SEALS:
+            raise WireError("shared memory: expected a sealed memfd, got one that may change its size")
+        return cls(descriptor)
+
+    def tensor(self, placed: Placed) -> torch.Tensor:
+        """The tensor at a place, checked against the size of the memory; the same object every time."""
+        known = self._tensors.get(placed)
+        if known is not None:
+            return known
+        frame = placed.frame
+        if placed.offset % _ALIGNMENT or placed.offset + frame.nbytes > self.size:
+            raise WireError(f"shared memory: {placed} does not lie in {self.size} bytes")
+        dtype = torch_dtype(frame.dtype)
+        if not frame.count:
+            return torch.empty(frame.shape, dtype=dtype)
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=frame.count, offset=placed.offset)
+        tensor = self._tensors[placed] = flat.view(frame.shape)
+        return tensor
+
+
+def place(frames: Sequence[FrameSpec]) -> tuple[list[Placed], int]:
+    """Where frames go when laid one after the other, and how many bytes that takes."""
+    placed = []
+    offset = 0
+    for frame in frames:
+        placed.append(Placed(frame, offset))
+        size = frame.count * ITEMSIZE[frame.dtype]
+        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return placed, offset
+
+
+class Arena:
+    """The sender's side: memory that grows when a message needs more, by replacement."""
+
+    def __init__(self) -> None:
+        self._region: Region | None = None
+        self._news: int | None = None  # a descriptor that the peer has not been given yet
+
+    def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+        """Tensors at the places where a message with these frames first would have them."""
+        placed, size = place(frames)
+        region = self._require(size)
+        return [region.tensor(each) for each in placed]
+
+    def lay(self, tensors: Sequence[torch.Tensor]) -> list[Placed]:
+        """Put tensors in their places; those that are there already are left alone."""
+        placed, size = place([spec_of(tensor) for tensor in tensors])
+        region = self._require(size)
+        for tensor, each in zip(tensors, placed, strict=True):
+            if tensor.data_ptr() != region.address + each.offset:
+                region.tensor(each).copy_(tensor)
+        return placed
+
+    def _require(self, size: int) -> Region:
+        if self._region is None or self._region.size < size:
+            self.close()
+            self._region, self._news = Region.create(size + _SLACK)
+        return self._region
+
+    def take_news(self) -> int | None:
+        """The descriptor of memory that the peer does not know yet; the caller passes it on and closes it."""
+        news, self._news = self._news, None
+        return news
+
+    def close(self) -> None:
+        """Close what was never passed on."""
+        if (news := self.take_news()) is not None:
+            os.close(news)

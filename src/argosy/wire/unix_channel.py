@@ -1,0 +1,296 @@
+"""Messages between processes of one host: a Unix socket carries a few bytes, shared memory the tensors.
+
+Descriptors of memory travel along the socket (SCM_RIGHTS); that they arrive at all is the proof that both
+ends are on one host. The socket has an abstract name, drawn by lot, and asks the kernel whose process is at
+the other end (SO_PEERCRED). A connection that ends here means that its process has ended.
+
+A received tensor lies in the sender's arena: it stays as it is until the receiver has answered, or asked for
+more. Whoever needs it longer makes a copy.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from argosy.errors import ConfigError, WireError
+from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
+from argosy.wire.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
+from argosy.wire.message import Message
+from argosy.wire.protocol import Header
+from argosy.wire.shared_memory import Arena, Placed, Region
+
+# A packet of a SEQPACKET socket; a header that is larger travels in memory of its own.
+_PACKET = 64 * 1024
+_BUFFER = 4 * 2**20
+_ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize * 4)
+_CREDENTIALS = struct.Struct("3i")
+
+
+class _Envelope(msgspec.Struct, array_like=True):
+    """What a packet says: the header, where its tensors are, and whether new memory comes with it."""
+
+    header: Header
+    frames: list[Placed]
+    new_arena: bool = False
+
+
+class _Long(msgspec.Struct, array_like=True, tag=True):
+    """Stands for a packet that lies in the memory that comes with it."""
+
+    size: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Envelope)
+_long_decoder = msgspec.msgpack.Decoder(_Long)
+
+
+class _Connection:
+    """One end of a connection, the same for client and server."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._arena = Arena()
+        self._theirs: Region | None = None
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+        return self._arena.reserve(frames)
+
+    def send(self, header: Header, tensors: Sequence[torch.Tensor], flags: int = 0) -> None:
+        frames = self._arena.lay(tensors) if tensors else []
+        news = self._arena.take_news()
+        packet = _encoder.encode(_Envelope(header, frames, news is not None))
+        descriptors = [] if news is None else [news]
+        try:
+            if len(packet) > _PACKET:
+                packet = self._send_long(packet, descriptors)
+            if descriptors:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+                self._sock.sendmsg([packet], [rights], flags)
+            else:
+                self._sock.send(packet, flags)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _send_long(self, packet: bytes, descriptors: list[int]) -> bytes:
+        descriptor = os.memfd_create("argosy-header", os.MFD_CLOEXEC)
+        descriptors.append(descriptor)
+        os.write(descriptor, packet)
+        return _encoder.encode(_Long(len(packet)))
+
+    def receive(self) -> Message[Header] | None:
+        """The message that is there to be read; None: the other end has hung up."""
+        packet, ancillary, flags, _ = self._sock.recvmsg(_PACKET, _ONE_FD, socket.MSG_CMSG_CLOEXEC)
+        descriptors = [
+            fd
+            for level, kind, data in ancillary
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+            for fd in array.array("i", data[: len(data) - len(data) % 4])
+        ]
+        try:
+            if not packet and not descriptors:
+                return None
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise WireError("packet: larger than it may be")
+            return self._decode(packet, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _decode(self, packet: bytes, descriptors: list[int]) -> Message[Header]:
+        if packet[:2] == b"\x92\xa5":  # an array of two that begins with a word of five letters: _Long
+            packet = self._read_long(packet, descriptors)
+        try:
+            envelope = _decoder.decode(packet)
+        except (msgspec.DecodeError, ValueError, RecursionError, ConfigError) as error:
+            raise WireError(f"header: {error}") from None
+        if len(envelope.frames) > MAX_FRAMES:
+            raise WireError(f"frames: expected at most {MAX_FRAMES}, got {len(envelope.frames)}")
+        if envelope.new_arena:
+            if not descriptors:
+                raise WireError("shared memory: none came")
+            self._theirs = Region.open(descriptors[0])
+        if not envelope.frames:
+            return Message(envelope.header)
+        if self._theirs is None:
+            raise WireError("shared memory: none was given")
+        return Message(envelope.header, [self._theirs.tensor(each) for each in envelope.frames])
+
+    def _read_long(self, packet: bytes, descriptors: list[int]) -> bytes:
+        try:
+            size = _long_decoder.decode(packet).size
+        except msgspec.DecodeError as error:
+            raise WireError(f"header: {error}") from None
+        if not descriptors or not 0 <= size <= MAX_HEADER_BYTES:
+            raise WireError(f"header: expected at most {MAX_HEADER_BYTES} bytes in memory, got {size}")
+        return os.pread(descriptors[-1], size, 0)
+
+    def close(self) -> None:
+        self._arena.close()
+        self._sock.close()
+
+
+class UnixListener:
+    """A server's inbox for the processes of its own host."""
+
+    def __init__(self) -> None:
+        self.name = f"argosy-{uuid.uuid4().hex}"
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.bind(f"\0{self.name}")
+        self._server.listen(128)
+        self._server.setblocking(False)
+        self._connections: dict[int, tuple[Peer, _Connection]] = {}
+        self._by_peer: dict[Peer, _Connection] = {}
+        self._count = 0
+        self.epoll = select.epoll()
+        self.epoll.register(self._server, select.EPOLLIN)
+
+    def receive(self, timeout: float) -> Arrival | None:
+        """See `Listener`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            ready = self.epoll.poll(left, 1)
+            if not ready:
+                return None
+            if (arrival := self.take(ready[0][0])) is not None:
+                return arrival
+
+    def take(self, descriptor: int) -> Arrival | None:
+        """What came on a descriptor that is ready; None if it was a new connection, or not ours."""
+        if descriptor == self._server.fileno():
+            self._accept()
+            return None
+        if descriptor not in self._connections:
+            return None
+        peer, connection = self._connections[descriptor]
+        try:
+            message = connection.receive()
+        except WireError as error:
+            return Garbage(peer, str(error))
+        except OSError:
+            message = None
+        if message is None:
+            self._drop(peer)
+            return Departure(peer)
+        return Delivery(peer, message)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._server.accept()
+        except OSError:
+            return
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(credentials)
+        if uid not in (0, os.getuid()):  # another user of this host is a stranger
+            sock.close()
+            return
+        self._count += 1
+        peer = f"unix-{self._count}".encode()
+        connection = _Connection(sock)
+        self._connections[sock.fileno()] = (peer, connection)
+        self._by_peer[peer] = connection
+        self.epoll.register(sock, select.EPOLLIN)
+
+    def _drop(self, peer: Peer) -> None:
+        connection = self._by_peer.pop(peer)
+        self.epoll.unregister(connection.fileno())
+        del self._connections[connection.fileno()]
+        connection.close()
+
+    def knows(self, peer: Peer) -> bool:
+        """Whether a peer is connected here."""
+        return peer in self._by_peer
+
+    def copies(self, peer: Peer) -> bool:
+        """See `Listener`."""
+        return True
+
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """See `Listener`."""
+        if (connection := self._by_peer.get(peer)) is None:
+            return
+        # One that does not read its answers must not hold up the rest: it counts as gone, and its end of
+        # the connection tells the loop so.
+        try:
+            connection.send(header, tensors, socket.MSG_DONTWAIT)
+        except OSError:
+            with contextlib.suppress(OSError):
+                connection._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See `Listener`."""
+        for peer in list(self._by_peer):
+            self._drop(peer)
+        self.epoll.close()
+        self._server.close()
+
+
+class UnixChannel:
+    """A client's way to a server on its own host. Raises OSError if there is no such server here."""
+
+    in_place = True
+
+    def __init__(self, name: str) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.connect(f"\0{name}")
+        except OSError:
+            sock.close()
+            raise
+        self._connection = _Connection(sock)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._lost_since: float | None = None
+
+    def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
+        """See `Channel`."""
+        return self._connection.reserve(frames)
+
+    def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """See `Channel`."""
+        try:
+            self._connection.send(header, tensors)
+        except (BrokenPipeError, ConnectionResetError):
+            self._lose()
+
+    def receive(self, timeout: float) -> Message[Header] | None:
+        """See `Channel`."""
+        if not self._poll.poll(max(0.0, timeout) * 1000):
+            return None
+        try:
+            message = self._connection.receive()
+        except ConnectionResetError:
+            message = None
+        if message is None:
+            self._lose()
+            time.sleep(min(timeout, 0.1))  # nothing more will come: do not let a caller spin
+        return message
+
+    def _lose(self) -> None:
+        if self._lost_since is None:
+            self._lost_since = time.monotonic()
+
+    def lost_for(self) -> float:
+        """See `Channel`."""
+        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self._connection.close()

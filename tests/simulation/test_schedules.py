@@ -1,0 +1,84 @@
+"""Thousands of schedules of a whole job on paper, faults included, against the design's invariants."""
+
+from __future__ import annotations
+
+import pytest
+from simulator import Job, Scenario, run
+
+from argosy.modes import Async, Mode, Sync
+
+MODES: dict[str, Mode] = {
+    "async": Async(),
+    "async bound 0": Async(max_staleness=0),
+    "async bound 1": Async(max_staleness=1),
+    "async bound 3": Async(max_staleness=3),
+    "sync": Sync(),
+    "sync 2 drop": Sync(aggregate=2),
+    "sync 2 fold": Sync(aggregate=2, late="fold"),
+    "sync 1 fold": Sync(aggregate=1, late="fold"),
+    "any 2, tokens 0": Sync(aggregate=2, distinct=False, tokens=0),
+    "any 4, tokens 2": Sync(aggregate=4, distinct=False, tokens=2),
+    "any 5, tokens as needed": Sync(aggregate=5, distinct=False),
+    "any 5 fold": Sync(aggregate=5, distinct=False, late="fold"),
+    "any n": Sync(distinct=False),
+}
+SCHEDULES = 60
+
+
+def scenarios(mode: Mode) -> dict[str, Scenario]:
+    """From calm to stormy."""
+    return {
+        "calm": Scenario(mode),
+        "calm to the last step": Scenario(mode, last_step=4),
+        "skips and pulls": Scenario(mode, skips=0.3, pulls=0.1, last_step=5),
+        "broken lines": Scenario(mode, servers=3, loss=0.05, duplication=0.05),
+        "deaths": Scenario(mode, servers=3, death=0.03),
+        "storm": Scenario(
+            mode, death=0.03, loss=0.03, duplication=0.03, skips=0.2, pulls=0.1, last_step=7, lives=4
+        ),
+        "two workers, one server": Scenario(mode, workers=2, servers=1, death=0.03, skips=0.1),
+    }
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+def test_every_schedule_keeps_the_invariants(mode: Mode) -> None:
+    for name, scenario in scenarios(mode).items():
+        for seed in range(SCHEDULES):
+            try:
+                run(scenario, seed)
+            except Exception as error:
+                raise AssertionError(f"{name}, seed {seed}: {error!r}") from error
+
+
+def played(mode: Mode, **changes: float) -> list[Job]:
+    return [run(Scenario(mode, **changes), seed) for seed in range(20)]  # type: ignore[arg-type]
+
+
+def test_the_simulator_is_not_blind() -> None:
+    """Schedules do reach what the invariants are about."""
+    storm = played(Sync(aggregate=2, late="fold"), death=0.03, skips=0.2, lives=3)
+    statuses = {answer.status for job in storm for answer in job.answers.values()}
+    assert statuses >= {"applied", "folded", "skipped", "pulled"}
+    assert any(count > 1 for job in storm for count in job.counts)
+    stale = [a.staleness for job in played(Async(), pushes=12) for a in job.answers.values()]
+    assert max(stale) > 3
+    assert any(answer.stop for job in played(Sync(), last_step=2) for answer in job.answers.values())
+
+
+def test_a_fault_in_the_core_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that does not wait for every server is caught by some schedule."""
+    started = Job.__init__
+
+    def careless(self: Job, scenario: Scenario, seed: int) -> None:
+        started(self, scenario, seed)
+        self.core._servers = 1
+
+    monkeypatch.setattr(Job, "__init__", careless)
+    with pytest.raises((AssertionError, KeyError)):
+        for seed in range(200):
+            run(Scenario(Sync(), servers=3), seed)
+
+
+def test_the_same_seed_plays_the_same_schedule() -> None:
+    storm = Scenario(Async(max_staleness=2), death=0.05, loss=0.05, duplication=0.05, skips=0.2)
+    assert run(storm, 7).answers == run(storm, 7).answers
