@@ -18,7 +18,7 @@ from types import TracebackType
 
 from argosy.cluster.settings import ERROR_FILE
 from argosy.cluster.spec import Task
-from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError, JobFailed
+from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError, JobFailed, TaskLost
 from argosy.events import say
 
 
@@ -36,8 +36,8 @@ def write_record(task: Task, error: BaseException) -> None:
     record = {
         "task": str(task),
         "time": time.time(),
-        "caused_by": error.task if isinstance(error, JobFailed) else None,
-        "message": f"argosy: error: {error}" if brief else describe(error),
+        "caused_by": error.task if isinstance(error, JobFailed | TaskLost) else None,
+        "message": str(error) if brief else describe(error),
         "traceback": "" if brief else "".join(traceback.format_exception(error)),
     }
     whole = Path(f"{path}.{os.getpid()}")

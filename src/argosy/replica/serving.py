@@ -63,10 +63,8 @@ class Server:
         address = Address.parse(bind, "bind") if isinstance(bind, str) else bind
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
-        handed = os.environ.get(LISTEN_FD)
-        network = ZmqListener(
-            address, field=f"address of {self._task}", listen_fd=int(handed) if handed else None
-        )
+        handed = _handed_socket()
+        network = ZmqListener(address, field=f"address of {self._task}", listen_fd=handed)
         self._inbox = _inbox(network) if use_lane else None
         self._listener: Listener = self._inbox or network
         peers = ", ".join(
@@ -98,6 +96,16 @@ class Server:
             self._wait,
             lane=self._inbox.lane if self._inbox is not None else "",
         ).run()
+
+
+def _handed_socket() -> int | None:
+    """The listening socket that a launcher has made for this task, kept from its own children."""
+    text = os.environ.pop(LISTEN_FD, "")
+    if not text:
+        return None
+    descriptor = int(text)
+    os.set_inheritable(descriptor, False)
+    return descriptor
 
 
 def _inbox(network: ZmqListener) -> Inbox:
