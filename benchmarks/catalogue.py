@@ -77,7 +77,15 @@ def _tasks(script: str, mode: str, servers: int, ports: int) -> Callable[[Traini
 
     def launches(training: Training) -> list[Launch]:
         chosen = ",".join(str(port) for port in free_ports(ports))
-        program = (str(PEERS_PYTHON), str(SCRIPTS / script), *training.words, "--way", mode, "--ports", chosen)
+        program = (
+            str(PEERS_PYTHON),
+            str(SCRIPTS / script),
+            *training.words,
+            "--way",
+            mode,
+            "--ports",
+            chosen,
+        )
         roles = [("server", index) for index in range(servers)]
         roles += [("worker", index) for index in range(WORKERS)]
         return [
@@ -98,7 +106,11 @@ _TENSORFLOW = (
 )
 CONTENDERS = (
     Contender(
-        "limit", "one process, plain PyTorch", "Adam(fused=True), 1 thread; alone on the machine", _limit(1), 1
+        "limit",
+        "one process, plain PyTorch",
+        "Adam(fused=True), 1 thread; alone on the machine",
+        _limit(1),
+        1,
     ),
     Contender(
         "limit-both",

@@ -49,7 +49,9 @@ def common_window(stamps: Sequence[Sequence[float]], warmup: float) -> Window:
     start = max(worker[0] for worker in stamps) + warmup
     stop = min(worker[-1] for worker in stamps)
     if stop <= start:
-        raise NoWindow(f"all workers ran together for {stop - start + warmup:.2f} s, {warmup} s of it warm-up")
+        raise NoWindow(
+            f"all workers ran together for {stop - start + warmup:.2f} s, {warmup} s of it warm-up"
+        )
     return Window(start, stop)
 
 

@@ -29,7 +29,5 @@ def make() -> None:
     subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True, timeout=_TIME_LIMIT)
     pip = [str(PEERS_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(
-        [*pip, "-c", str(CONSTRAINTS), *PACKAGES], check=True, timeout=_TIME_LIMIT, env=environ
-    )
+    subprocess.run([*pip, "-c", str(CONSTRAINTS), *PACKAGES], check=True, timeout=_TIME_LIMIT, env=environ)
     _STAMP.write_bytes(CONSTRAINTS.read_bytes())

@@ -1,4 +1,4 @@
-"""Argosy, as its README says: an ordinary loop and three lines. `argosy run` says how the tasks work together."""
+"""Argosy, as its README says: an ordinary loop and three lines. `argosy run` says who works with whom."""
 
 from __future__ import annotations
 

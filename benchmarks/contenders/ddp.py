@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.contenders.job import Recorder, read_job
+from benchmarks.contenders.job import Recorder, end_with_parent, read_job
 from benchmarks.contenders.torch_model import Batches, build
 from benchmarks.networks import LEARNING_RATE
 
@@ -20,6 +20,7 @@ WORKERS = 2
 
 
 def main() -> None:
+    end_with_parent()
     job = read_job()
     torch.set_num_threads(1)
     dist.init_process_group(

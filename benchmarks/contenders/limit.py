@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from benchmarks.contenders.job import Recorder, read_job
+from benchmarks.contenders.job import Recorder, end_with_parent, read_job
 from benchmarks.contenders.torch_model import Batches, build
 from benchmarks.networks import LEARNING_RATE
 
 
 def main() -> None:
+    end_with_parent()
     job = read_job()
     torch.set_num_threads(1)
     model = build(job.network)

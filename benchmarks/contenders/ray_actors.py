@@ -1,7 +1,7 @@
 """A parameter server on Ray actors: the sharded, asynchronous pattern of Ray's documentation.
 
-Worker actors call the server actors themselves, so that the driver is not in the way. Flat numpy arrays travel
-through the object store, where a large one is read without a copy.
+Worker actors call the server actors themselves, so that the driver is not in the way. Flat numpy arrays
+travel through the object store, where a large one is read without a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from benchmarks.contenders.job import Job, Recorder, read_job
+from benchmarks.contenders.job import Job, Recorder, end_with_parent, read_job
 from benchmarks.contenders.torch_model import Batches, build, flat_copy, flat_restore, split_evenly
 from benchmarks.networks import LEARNING_RATE
 
@@ -76,6 +76,7 @@ class Worker:
 
 
 def main() -> None:
+    end_with_parent()
     job = read_job()
     ray: Any = import_module("ray")
     # A short path of its own: the sockets' names in it must fit into 107 characters.

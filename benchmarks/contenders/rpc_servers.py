@@ -15,7 +15,7 @@ import torch.distributed.rpc as rpc
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.contenders.job import Job, Recorder, read_job
+from benchmarks.contenders.job import Job, Recorder, end_with_parent, read_job
 from benchmarks.contenders.torch_model import Batches, build, flat_copy, flat_restore, split_evenly
 from benchmarks.networks import LEARNING_RATE
 
@@ -63,6 +63,7 @@ def train(job: Job) -> None:
 
 
 def main() -> None:
+    end_with_parent()
     job = read_job()
     torch.set_num_threads(1)
     # The servers' memory is there before the first worker can call them.

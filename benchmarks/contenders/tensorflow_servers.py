@@ -1,5 +1,6 @@
-"""TensorFlow's parameter servers, as its v1 guide builds them: replica_device_setter, MonitoredTrainingSession,
-and SyncReplicasOptimizer for the synchronous mode.
+"""TensorFlow's parameter servers, as its v1 guide builds them.
+
+replica_device_setter, MonitoredTrainingSession, and SyncReplicasOptimizer for the synchronous mode.
 
 Tuned: variables are placed by size (round-robin would put all large matrices on one server), device filters
 keep workers from talking to each other, one thread an operation and a process, no checkpoints or summaries.
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contenders.job import Job, Recorder, read_job
+from benchmarks.contenders.job import Job, Recorder, end_with_parent, read_job
 from benchmarks.networks import LEARNING_RATE, Network
 
 tensorflow: Any = import_module("tensorflow")
@@ -25,7 +26,7 @@ SERVERS, WORKERS = 2, 2
 
 
 def greedy(servers: int) -> Callable[[Any], int]:
-    """Each variable to the server with the fewest bytes so far: what contrib's GreedyLoadBalancingStrategy did."""
+    """Each variable to the server with the least so far, as contrib's GreedyLoadBalancingStrategy did."""
     loads = [0] * servers
 
     def choose(operation: Any) -> int:
@@ -88,9 +89,7 @@ def train(job: Job, server: Any, cluster: Any, config: Any) -> None:
     with tf.device(setter):
         step = tf.train.get_or_create_global_step()
         outputs = logits(job.network, inputs)
-        loss = tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=outputs)
-        )
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=outputs))
         optimizer = tf.train.AdamOptimizer(LEARNING_RATE)
         if job.mode == "sync":
             optimizer = tf.train.SyncReplicasOptimizer(
@@ -115,6 +114,7 @@ def train(job: Job, server: Any, cluster: Any, config: Any) -> None:
 
 
 def main() -> None:
+    end_with_parent()
     job = read_job()
     tf.disable_v2_behavior()
     addresses = [f"127.0.0.1:{port}" for port in job.ports]

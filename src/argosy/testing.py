@@ -1,4 +1,4 @@
-"""A whole job in one process, for tests: servers and workers in threads, messages through queues.
+"""A whole job in one process, for tests: servers and workers in threads, messages in queues or shared memory.
 
 Nothing is mocked: servers, client, optimizer and session are the real ones, and every message is encoded and
 decoded. What a network leaves to chance can be scripted here: in which order gradients arrive, and who dies.
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -27,10 +27,13 @@ from argosy.wire.frames import FrameSpec
 from argosy.wire.local_channel import LocalListener
 from argosy.wire.message import Message
 from argosy.wire.protocol import Header, PushRequest
+from argosy.wire.unix_channel import UnixChannel, UnixListener
 
 # Which workers' pushes come first, at (server, turn): in this order, before everybody who is not named.
 # A turn is a worker's first, second, ... gradient or skip, counted from 0.
 Order: TypeAlias = Callable[[int, int], Sequence[int]]
+# "queue": everything is copied, as on a network; "memory": tensors are shared, as on one host.
+Lane: TypeAlias = Literal["queue", "memory"]
 
 
 class Killed(BaseException):
@@ -54,6 +57,7 @@ class LocalCluster:
         workers: int,
         mode: Mode | None = None,
         *,
+        lane: Lane = "queue",
         order: Order | None = None,
         wait: float = 20.0,
     ) -> None:
@@ -68,7 +72,9 @@ class LocalCluster:
         self._mode = Async() if mode is None else mode
         self._wait = wait
         self._turns = _Turns(order, wait)
-        self._listeners = [LocalListener() for _ in range(servers)]
+        self._listeners: list[LocalListener | UnixListener] = [
+            UnixListener() if lane == "memory" else LocalListener() for _ in range(servers)
+        ]
         self._channels: dict[int, list[_ScriptedChannel]] = defaultdict(list)
         self._threads: list[threading.Thread] = []
         for task in self.spec.tasks("ps"):
@@ -123,11 +129,16 @@ class LocalCluster:
         thread.start()
 
     def _serve(self, index: int) -> None:
-        name = f"/job:ps/task:{index}".encode()
-        listener = self._listeners[index]
-        ParameterServer(
-            self.spec, index, listener, lambda to: self._listeners[to.index].connect(name), self._wait
-        ).run()
+        def connect(to: Task) -> Channel:
+            return self._open(to, f"/job:ps/task:{index}")
+
+        ParameterServer(self.spec, index, self._listeners[index], connect, self._wait).run()
+
+    def _open(self, to: Task, name: str) -> Channel:
+        listener = self._listeners[to.index]
+        if isinstance(listener, UnixListener):
+            return UnixChannel(listener.name)
+        return listener.connect(name.encode())
 
     def _work(self, task: Task, program: Callable[[Replica], Any], mode: Mode) -> None:
         client = StoreClient(self.spec, task, lambda server: self._connect(task, server), self._wait)
@@ -142,8 +153,7 @@ class LocalCluster:
 
     def _connect(self, task: Task, server: Task) -> Channel:
         lives = len(self._channels[task.index]) // self.spec.count("ps")
-        name = f"{task}#{lives}".encode()
-        inner = self._listeners[server.index].connect(name)
+        inner = self._open(server, f"{task}#{lives}")
         channel = _ScriptedChannel(inner, self._turns, server.index, task.index)
         self._channels[task.index].append(channel)
         return channel
@@ -179,6 +189,7 @@ class _ScriptedChannel:
     """A channel that keeps to the script; and can be cut."""
 
     def __init__(self, inner: Channel, turns: _Turns, server: int, worker: int) -> None:
+        self.in_place = inner.in_place
         self._inner = inner
         self._turns = turns
         self._server = server

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from argosy.modes import BufferRule, Sync
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.replica import Replica
-from argosy.testing import LocalCluster, Order
+from argosy.testing import Lane, LocalCluster, Order
 
 STEPS = 50
 State: TypeAlias = dict[str, Tensor]
@@ -73,11 +73,11 @@ class Case:
 
 
 def train(
-    case: Case, workers: int, servers: int, mode: Sync | None = None, order: Order | None = None
+    case: Case, workers: int, servers: int, order: Order | None = None, lane: Lane = "queue"
 ) -> list[State]:
     """The state of the model on every worker, trained on a cluster; each starts from a seed of its own."""
     models = [case.make(seed) for seed in range(workers)]
-    cluster = LocalCluster(servers, workers, Sync() if mode is None else mode, order=order)
+    cluster = LocalCluster(servers, workers, Sync(), order=order, lane=lane)
     return cluster.run(lambda replica: _train_one(case, replica, models[replica.index]))
 
 

@@ -1,4 +1,4 @@
-"""A job on paper: the real Coordination, servers and workers that only keep books, and a scheduler with a seed.
+"""A job on paper: the real Coordination, servers and workers that only keep books, a scheduler with a seed.
 
 Messages between two parties keep their order; those of different links overtake each other as the seed has
 it. Workers die between any two sends and come back, connections lose what is on its way, pushes arrive
@@ -214,9 +214,7 @@ class Job:
                 if server == 0:
                     self.decide(Held(0, worker, seq, what))
                 else:
-                    self.network.send(
-                        ("notice", str(server)), lambda: self.decide(Held(server, worker, seq))
-                    )
+                    self.network.send(("notice", str(server)), lambda: self.decide(Held(server, worker, seq)))
 
     # --- the workers ------------------------------------------------------------------------------------
     def send(self, life: Life, server: int, what: Greeting | Farewell | Broken | Push) -> None:

@@ -22,7 +22,7 @@ MODES: dict[str, Mode] = {
     "any 5 fold": Sync(aggregate=5, distinct=False, late="fold"),
     "any n": Sync(distinct=False),
 }
-SCHEDULES = 60
+SCHEDULES = 40
 
 
 def scenarios(mode: Mode) -> dict[str, Scenario]:
@@ -74,9 +74,13 @@ def test_a_fault_in_the_core_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         self.core._servers = 1
 
     monkeypatch.setattr(Job, "__init__", careless)
-    with pytest.raises((AssertionError, KeyError)):
-        for seed in range(200):
+    found = 0
+    for seed in range(50):
+        try:
             run(Scenario(Sync(), servers=3), seed)
+        except (AssertionError, KeyError):
+            found += 1
+    assert found
 
 
 def test_the_same_seed_plays_the_same_schedule() -> None:

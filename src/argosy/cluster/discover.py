@@ -178,6 +178,9 @@ def _read_tf_config(text: str) -> tuple[ClusterSpec, Task | None]:
     if not jobs:  # what TensorFlow's users set for a run on one machine
         return ClusterSpec({"worker": ["localhost:1"]}), Task("worker", 0)
     chief = next((job for job in _CHIEF_JOBS if job in jobs), None)
+    for job in (chief, "worker") if chief is not None else ():
+        if not isinstance(jobs.get(job, []), list):
+            raise ConfigError(f"TF_CONFIG cluster {job}", "a list of host:port", repr(jobs[job]))
     if chief is not None:
         jobs = {job: hosts for job, hosts in jobs.items() if job != chief} | {
             "worker": [*jobs[chief], *jobs.get("worker", [])]

@@ -41,7 +41,7 @@ class Address:
         host = host[1:-1] if bracketed else host
         if not colon or not host or (":" in host and not bracketed) or any(c.isspace() for c in host):
             raise ConfigError(field, "host:port", repr(text))
-        if not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= MAX_PORT:
+        if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= MAX_PORT:
             raise ConfigError(field, f"a port from 1 to {MAX_PORT}", repr(text))
         return cls(host, int(port))
 
@@ -59,7 +59,7 @@ class Task:
     @classmethod
     def parse(cls, text: str) -> Task:
         """Read `/job:worker/task:1`."""
-        match = re.fullmatch(r"/job:([^/]+)/task:(\d+)", text)
+        match = re.fullmatch(r"/job:([^/]+)/task:([0-9]{1,9})", text)
         if match is None:
             raise ConfigError("task", "/job:NAME/task:INDEX", repr(text))
         return cls(match[1], int(match[2]))

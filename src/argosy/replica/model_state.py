@@ -1,7 +1,8 @@
 """What a model has beside the parameters that are trained: buffers, and parameters outside the optimizer.
 
-All of it starts as the chief's. Afterwards only what changes in training travels: torch counts the in-place
-changes of a tensor, so a table of constants is sent once and never again.
+All of it starts as the chief's. Afterwards only what differs from the servers' values travels, so a table of
+constants is sent once and never again. Compared by value: torch counts the in-place changes of a tensor, but
+batch normalisation writes its statistics without counting.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class ModelState:
     def __init__(self, model: nn.Module | None, trained: Iterable[nn.Parameter]) -> None:
         self._constants: dict[str, torch.Tensor] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._seen: dict[str, torch.Tensor] = {}  # the servers' values
         if model is None:
             return
         known = {id(parameter) for parameter in trained}
@@ -37,7 +38,7 @@ class ModelState:
             dtype_name(value.dtype, full)
             if value.numel() * value.element_size() > MAX_FRAME_BYTES:
                 raise ConfigError(f"buffer {full}", f"at most {MAX_FRAME_BYTES} bytes", value.numel())
-        self.mark()
+        self._seen = {full: self._buffer(full).detach().clone() for full in self._places}
 
     def _everything(self) -> Iterable[tuple[str, torch.Tensor]]:
         yield from self._constants.items()
@@ -56,11 +57,11 @@ class ModelState:
         return {full: _portable(value) for full, value in self._everything()}
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """The buffers that changed since `mark` or `take`."""
+        """The buffers that are not as the servers have them."""
         changed = {}
-        for full in self._places:
+        for full, seen in self._seen.items():
             buffer = self._buffer(full)
-            if self._seen[full] != (id(buffer), buffer._version):
+            if buffer.dtype != seen.dtype or not torch.equal(buffer, seen):
                 changed[full] = _portable(buffer)
         return changed
 
@@ -69,16 +70,9 @@ class ModelState:
         """Set these to what the servers say."""
         for full, value in values.items():
             if full in self._places:
-                self._buffer(full).copy_(value)
+                self._seen[full] = self._buffer(full).copy_(value).clone()
             elif full in self._constants:
                 self._constants[full].copy_(value)
-        self.mark()
-
-    def mark(self) -> None:
-        """From here on changes count."""
-        for full in self._places:
-            buffer = self._buffer(full)
-            self._seen[full] = (id(buffer), buffer._version)
 
 
 def _portable(tensor: torch.Tensor) -> torch.Tensor:

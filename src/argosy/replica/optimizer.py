@@ -57,11 +57,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._gathered < every:
             return Verdict("held", self.verdict.global_step)
         self._gathered = 0
+        for pre in self._optimizer_step_pre_hooks.values():
+            pre(self, (), {})
         self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
         self.verdict = self._exchange.step(
             self.batch_weight if weight is None else float(weight), self._loss_scale() / every
         )
+        for post in self._optimizer_step_post_hooks.values():
+            post(self, (), {})
         return self.verdict
+
+    # torch would wrap this in its own profiling and hooks, which the user's optimizer inside has already.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def skip(self) -> Verdict:
         """Contribute nothing to this step, and hold nobody up: for gradients that are not finite."""

@@ -31,6 +31,7 @@ class Packing:
         self._gradients = _reserved(layout, reserve)
         self._gradient_views = self._views(self._gradients)
         self._addresses: list[int] = []
+        self._bound: list[int] = []  # where each parameter lives, once all of them live in shared memory
         self._values: list[torch.Tensor] = []
         for piece, whole in zip(self._pieces, self._whole, strict=True):
             if not whole:  # a part of a tensor must be a stretch of its memory
@@ -62,6 +63,10 @@ class Packing:
             torch._foreach_mul_(self._gradients, scale)
         return self._split(self._gradients), absent
 
+    def slots(self) -> dict[int, list[torch.Tensor]]:
+        """Where `pack` writes the gradients, by server."""
+        return self._split(self._gradients)
+
     def values(self) -> dict[int, list[torch.Tensor]]:
         """A copy of the parameters themselves, by server."""
         blocks = [torch.empty_like(gradient) for gradient in self._gradients]
@@ -81,15 +86,13 @@ class Packing:
         blocks = [next(cursors[server]) for server, _ in self._by_server]
         addresses = [block.data_ptr() for block in blocks]
         if addresses != self._addresses or not all(in_place):
+            self._bound = []
             self._addresses = addresses
             self._values = self._views(blocks)
-        stray = [
-            (target, value)
-            for target, value in zip(self._targets(), self._values, strict=True)
-            if target.data_ptr() != value.data_ptr()
-        ]
-        if not stray:
+        if self._bound and [parameter.data_ptr() for parameter in self._parameters] == self._bound:
             return
+        pairs = zip(self._targets(), self._values, strict=True)
+        stray = [(target, value) for target, value in pairs if target.data_ptr() != value.data_ptr()]
         torch._foreach_copy_([target for target, _ in stray], [value for _, value in stray])
         self._bind(in_place)
 
@@ -98,8 +101,12 @@ class Packing:
         for piece, whole, value in zip(self._pieces, self._whole, self._values, strict=True):
             parameter = self._parameters[piece.parameter]
             here = in_place[self._by_server[piece.block][0]]
-            if here and whole and parameter.device == value.device and parameter.dtype == value.dtype:
+            alike = (parameter.device, parameter.dtype) == (value.device, value.dtype)
+            # One that the user has laid out otherwise (channels_last) stays as it is.
+            if here and whole and alike and parameter.stride() == value.stride():
                 parameter.data = value
+        wholly = all(in_place) and all(self._whole) and not any(p.is_cuda for p in self._parameters)
+        self._bound = [parameter.data_ptr() for parameter in self._parameters] if wholly else []
 
     def release(self) -> None:
         """Give the parameters memory of their own."""

@@ -70,6 +70,7 @@ class ServedExchange:
             self._client.register(self._registrations(layout))
         else:
             self._packing = Packing(layout, parameters, self._client.reserve)
+        self._client.share(self._packing.slots())
         self._layout = layout
         self._count = len(parameters)
 
@@ -133,8 +134,6 @@ class ServedExchange:
             count = len(values[0]) - len(first.buffers)
             self._state.take(dict(zip(first.buffers, values[0][count:], strict=True)))
             values[0] = values[0][:count]
-        else:
-            self._state.mark()
         self._packing.unpack(values, self._client.in_place)
         self._version = first.step
         return Verdict(first.status, first.step, first.staleness, first.stop)

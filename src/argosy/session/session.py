@@ -95,10 +95,15 @@ class Session:
             return
         rate = (self.global_step - self._logged_step) / (now - self._logged_at)
         self._logged_at, self._logged_step = now, self.global_step
-        numbers = "".join(f", {name} {float(value):.4g}" for name, value in values.items())
+        numbers = "".join(f", {name} {_number(value):.4g}" for name, value in values.items())
         if self._replica.is_chief:
             total = "" if self._training.last_step is None else f" of {self._training.last_step}"
             say(f"step {self.global_step}{total}{numbers}, {rate:.0f} steps/s")
+
+
+def _number(value: Any) -> float:
+    """Detached first: torch warns of a loss that is made a number."""
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _batch_size(batch: object) -> int:

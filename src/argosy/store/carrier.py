@@ -59,6 +59,7 @@ class Carrier:
         self._clip = False
         self._first_groups: tuple[Group, ...] = ()
         self._held: dict[tuple[int, int], _HeldPush] = {}
+        self._slots: dict[int, Sequence[torch.Tensor]] = {}
         self._groups: dict[int, tuple[Group, ...]] = {}  # each worker's latest hyperparameters
         self._verdicts: dict[int, Verdict] = {}  # each worker's latest answer
         self._orders: deque[Decision] = deque()
@@ -77,6 +78,15 @@ class Carrier:
         self._mode = header.mode
         self._clip = header.clip_norm is not None
         self._first_groups = header.optimizer.groups
+
+    def keep_slots(self, worker: int, slots: Sequence[torch.Tensor]) -> None:
+        """The memory in which a worker's gradients for this server will lie."""
+        self._slots[worker] = self.shard.accept(slots, ()).blocks
+
+    def hold_shared(self, worker: int, request: PushRequest) -> None:
+        """Keep a push that lies in a worker's slots."""
+        tensors = self._slots.get(worker, ()) if request.kind == "gradient" else ()
+        self.hold(worker, Message(request, tensors))
 
     def hold(self, worker: int, message: Message[PushRequest]) -> bool:
         """Keep a push until its decision comes; False for one that was answered before, and is again."""

@@ -39,6 +39,8 @@ from argosy.wire.protocol import (
     Refused,
     Register,
     Registered,
+    Slots,
+    SlotsKept,
     Verdict,
     Waiting,
 )
@@ -71,6 +73,7 @@ class StoreClient:
         self._wait = wait
         self._seq = 0
         self._meetings = 0
+        self._shares = False
         self.closed = False
         hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
         self._approaches = [
@@ -141,6 +144,19 @@ class StoreClient:
         """Tensors to write a push to a server into."""
         return self._channels[server].reserve(frames)
 
+    def share(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
+        """Show every server where its share of the gradients will lie, if all of them can see it.
+
+        From then on a push is one message, to the coordinator: what it orders finds the rest in its place.
+        """
+        self._shares = False
+        if len(self._channels) == 1 or not all(self.in_place):
+            return
+        for server in range(1, len(self._channels)):
+            self._channels[server].send(Slots(), slots.get(server, ()))
+            self._await(server, SlotsKept)
+        self._shares = True
+
     @property
     def in_place(self) -> list[bool]:
         """Of each server: whether its values come to the same memory every time."""
@@ -152,12 +168,15 @@ class StoreClient:
     ) -> list[Message[Verdict]]:
         """Send a push to all servers (its number is set here), and wait for every answer."""
         self._seq += 1
-        numbered = msgspec.structs.replace(request, seq=self._seq)
+        numbered = msgspec.structs.replace(request, seq=self._seq, shared=self._shares)
         # Buffers lie on the coordinator alone.
         plain = msgspec.structs.replace(numbered, buffers=()) if numbered.buffers else numbered
 
         def send(server: int) -> None:
-            self._channels[server].send(numbered if server == 0 else plain, tensors.get(server, ()))
+            if server == 0:
+                self._channels[0].send(numbered, tensors.get(0, ()))
+            elif not self._shares:  # else the coordinator tells it
+                self._channels[server].send(plain, tensors.get(server, ()))
 
         for server in range(len(self._channels)):
             send(server)

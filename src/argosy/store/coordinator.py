@@ -129,8 +129,8 @@ class Coordinator:
         self._tell(worker, Refused("model", error.field, error.expected, str(error.got)))
 
     # --- training -----------------------------------------------------------------------------------------
-    def held(self, server: int, worker: int, seq: int, push: Push | None = None) -> None:
-        """A server holds its share of a push."""
+    def held(self, server: int | None, worker: int, seq: int, push: Push | None = None) -> None:
+        """A server holds its share of a push, or every server has it in sight."""
         if self.failure is not None:
             self._tell(worker, self.failure)
         else:

@@ -20,7 +20,6 @@ SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {
     "Adagrad": torch.optim.Adagrad,
     "RMSprop": torch.optim.RMSprop,
 }
-_FUSED = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
 # How torch computes, not what: the server decides these for itself.
 _IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 _HYPERPARAMETERS = {
@@ -59,16 +58,3 @@ def _plain(key: str, value: Any) -> Hyperparameter:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(f"hyperparameter {key}", "a number", repr(value))
-
-
-def build(spec: OptimizerSpec, group: Group, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """The optimizer of one group on these flat parameters, fused where torch has it."""
-    if spec.name not in SUPPORTED:
-        raise ConfigError("optimizer", f"one of {', '.join(SUPPORTED)}", repr(spec.name))
-    options: dict[str, Any] = {**group, "foreach": False}
-    if spec.name in _FUSED:
-        options |= {"foreach": None, "fused": True}
-    try:
-        return SUPPORTED[spec.name](parameters, **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"optimizer {spec.name}", "hyperparameters that torch accepts", error) from None

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, ConfigError, JobFailed, TaskLost, WaitTimeout, WireError
@@ -41,6 +43,8 @@ from argosy.wire.protocol import (
     Register,
     Registered,
     Scale,
+    Slots,
+    SlotsKept,
     StatusReport,
     StatusRequest,
     Waiting,
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 
 # How often a server looks whether the others have answered its hello, in seconds.
 _LINK_EVERY = 0.02
+# How often it looks at the clock while messages keep coming.
+_LOOK_EVERY = 0.1
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0
 
@@ -75,9 +81,12 @@ class ParameterServer:
         self._lane = lane
         self._attendance = Attendance(cluster, self.task, self._is_here)
         self._early: dict[Peer, Hello] = {}  # workers that came before the servers had found each other
+        self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self._over: JobOver | None = None
         self._started = self._last_notice = time.monotonic()
         self._failed_at: float | None = None
+        self._looked = 0.0
+        self._unsettled = True
         self._carrier = Carrier(index, self._reply, self._report_norm, self._copies)
         self._coordinator = self._make_coordinator() if index == 0 else None
         self._links = Links(cluster, self.task, connect, use_lane=bool(lane))
@@ -95,19 +104,29 @@ class ParameterServer:
     def run(self) -> None:
         """Serve until the job is over; raises if it ended badly."""
         try:
-            while not self._is_over():
+            while not (self._look_around() and self._is_over()):
                 self._step(self._listener.receive(timeout=1.0 if self._links.ready else _LINK_EVERY))
-                self._keep_time()
             self._end()
         finally:
             self._links.close()
             self._listener.close()
+
+    def _look_around(self) -> bool:
+        """Keep the time when there is a reason to, which a push in the middle of training is not."""
+        now = time.monotonic()
+        if not self._unsettled and now - self._looked < _LOOK_EVERY:
+            return False
+        self._unsettled = False
+        self._looked = now
+        self._keep_time(now)
+        return True
 
     def _step(self, arrival: Arrival | None) -> None:
         match arrival:
             case Delivery(peer, message):
                 self._deliver(peer, message)
             case Departure(peer):
+                self._unsettled = True
                 self._attendance.depart(peer)
                 self._early.pop(peer, None)
             case Garbage(peer, reason) if (task := self._attendance.task(peer)) is not None:
@@ -170,6 +189,9 @@ class ParameterServer:
                 self._push(task.index, Message(header, message.tensors))
             case Register():
                 self._register(task, Message(header, message.tensors))
+            case Slots():
+                self._carrier.keep_slots(task.index, message.tensors)
+                self._reply(task.index, SlotsKept(), ())
             case Ask():
                 self._reply(task.index, self._waiting(task.index, header.seq), ())
             case Describe() if self._coordinator is not None:
@@ -193,12 +215,15 @@ class ParameterServer:
                 self._coordinator.norm(task.index, step, square)
             case Fail(reason) if self._coordinator is not None:
                 self._coordinator.fail(task, reason)
-            case Orders(decisions) if task.index == 0:
+            case Orders(decisions, pushes) if task.index == 0:
+                for worker, request in pushes:
+                    self._carrier.hold_shared(worker, request)
                 self._carrier.carry_out(decisions)
             case Scale(step, factor) if task.index == 0:
                 self._carrier.scale(step, factor)
             case JobOver() if task.index == 0:
                 self._over = header
+                self._unsettled = True
             case _:
                 raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
 
@@ -210,7 +235,9 @@ class ParameterServer:
             self._links.tell(0, HeldNotice(worker, header.seq))
         else:
             push = Push(worker, header.seq, header.version, header.kind, header.weight)
-            self._coordinator.held(0, worker, header.seq, push)
+            if header.shared:
+                self._untold.append((worker, msgspec.structs.replace(header, buffers=())))
+            self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
 
     def _register(self, task: Task, message: Message[Register]) -> None:
         if task != Task("worker", 0):
@@ -221,6 +248,7 @@ class ParameterServer:
             self._coordinator.register(message.header)
 
     def _leave(self, task: Task) -> None:
+        self._unsettled = True
         self._reply(task.index, Left(), ())
         if self._coordinator is not None and self._coordinator.is_present(task.index):
             self._coordinator.finish(task.index)
@@ -235,7 +263,8 @@ class ParameterServer:
         return peer is not None and self._listener.copies(peer)
 
     def _order(self, decisions: Sequence[Decision]) -> None:
-        self._links.tell_all(Orders(tuple(decisions)))
+        self._links.tell_all(Orders(tuple(decisions), tuple(self._untold)))
+        self._untold.clear()
         self._carrier.carry_out(decisions)
 
     def _scale(self, scale: Scale) -> None:
@@ -249,6 +278,7 @@ class ParameterServer:
             self._links.tell(0, NormReport(step, square))
 
     def _fail(self, task: Task, reason: str) -> None:
+        self._unsettled = True
         if self._coordinator is not None:
             self._coordinator.fail(task, reason)
         else:
@@ -261,8 +291,7 @@ class ParameterServer:
         return self._coordinator.waiting(lambda w: self._cluster.describe(Task("worker", w)), holds)
 
     # --- time ---------------------------------------------------------------------------------------------
-    def _keep_time(self) -> None:
-        now = time.monotonic()
+    def _keep_time(self, now: float) -> None:
         if not self._links.ready and self._links.advance():
             for peer, hello in self._early.items():
                 self._greet(peer, hello)

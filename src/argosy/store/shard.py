@@ -67,7 +67,7 @@ class Shard:
         for group in sorted(set(self._groups[first:])):
             positions = [p for p in range(first, len(self._groups)) if self._groups[p] == group]
             masters = [self._masters[p] for p in positions]
-            self._optimizers.append((group, positions, FlatOptimizer(spec, spec.groups[group], masters)))
+            self._optimizers.append((group, positions, FlatOptimizer(spec.name, spec.groups[group], masters)))
         self._values = None
 
     def _check(self, numbers: Sequence[int], layout: Layout, values: Sequence[torch.Tensor]) -> None:

@@ -17,9 +17,12 @@ from argosy.update.membership import Presence, Roster
 
 @dataclass(frozen=True)
 class Held:
-    """A server holds its share of a push; server 0 also says what the push is."""
+    """A server holds its share of a push; server 0 also says what the push is.
 
-    server: int
+    `server` None: every server has it in sight, in memory that it shares with the worker.
+    """
+
+    server: int | None
     worker: int
     seq: int
     push: Push | None = None
@@ -68,7 +71,8 @@ class Coordination:
         self.admission = admission
         self._servers = servers
         self._arriving: dict[tuple[int, int], _Arriving] = {}
-        self._offered: dict[int, int] = {}  # worker -> the highest sequence number offered
+        # worker, life -> the highest sequence number offered
+        self._offered: dict[tuple[int, int], int] = {}
         self._arrivals: dict[int, int] = {}  # worker -> how often it has come
 
     def on(self, event: Event) -> list[Decision]:
@@ -101,17 +105,18 @@ class Coordination:
         return list(self.admission.waited_for())
 
     def _held(self, event: Held) -> list[Decision]:
-        if event.seq <= self._offered.get(event.worker, 0):
+        life = (event.worker, event.seq >> _LIFE_BITS)
+        if event.seq <= self._offered.get(life, 0):
             return []
         if event.seq <= self.base_seq(event.worker) or self.roster[event.worker] is not Presence.PRESENT:
             return [Forget(event.worker, event.seq)]  # of a life that has ended: it will never be complete
         arriving = self._arriving.setdefault((event.worker, event.seq), _Arriving())
-        arriving.servers.add(event.server)
+        arriving.servers.update(range(self._servers) if event.server is None else (event.server,))
         arriving.push = event.push or arriving.push
         if len(arriving.servers) < self._servers or arriving.push is None:
             return []
         del self._arriving[event.worker, event.seq]
-        self._offered[event.worker] = event.seq
+        self._offered[life] = event.seq
         return self.admission.offer(arriving.push)
 
     def _abandon(self, worker: int) -> list[Decision]:

@@ -7,8 +7,9 @@ Servers answer and never call: what goes back along a listener is an answer to w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import msgspec
 
 from argosy.wire.frames import FrameSpec
 from argosy.wire.message import Message
@@ -20,23 +21,20 @@ if TYPE_CHECKING:
 Peer: TypeAlias = bytes
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """A message from a peer."""
 
     peer: Peer
     message: Message[Header]
 
 
-@dataclass(frozen=True)
-class Departure:
+class Departure(msgspec.Struct, frozen=True):
     """A peer's connection has ended. It may come back: a broken connection is made anew."""
 
     peer: Peer
 
 
-@dataclass(frozen=True)
-class Garbage:
+class Garbage(msgspec.Struct, frozen=True):
     """A peer sent what is no message; it was thrown away."""
 
     peer: Peer

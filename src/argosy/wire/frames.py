@@ -33,7 +33,8 @@ MAX_FRAME_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_FRAMES = 4096
 
-Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+_MAX_COUNT = 2**40
+Dimension = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 
 
 class FrameSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +42,11 @@ class FrameSpec(msgspec.Struct, frozen=True, array_like=True):
 
     dtype: Dtype
     shape: Annotated[tuple[Dimension, ...], msgspec.Meta(max_length=16)]
+
+    def __post_init__(self) -> None:
+        # Also where there are no elements at all: torch multiplies the other dimensions into strides.
+        if math.prod(size or 1 for size in self.shape) > _MAX_COUNT:
+            raise ValueError(f"a shape of at most {_MAX_COUNT} elements, got {list(self.shape)}")
 
     @property
     def count(self) -> int:

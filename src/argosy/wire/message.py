@@ -7,7 +7,6 @@ them gets further than this file. No pickle, and nothing that is sent is ever ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound=Header, covariant=True)
 
 
-@dataclass(frozen=True)
-class Message(Generic[H]):
+class Message(msgspec.Struct, Generic[H], frozen=True):
     """What arrived: the header, and its tensors."""
 
     header: H

@@ -101,10 +101,19 @@ class Registered(_Header, frozen=True, tag="registered"):
     """Done."""
 
 
+class Slots(_Header, frozen=True, tag="slots"):
+    """My gradients will lie in this memory. Frames: the slot of each block of this server."""
+
+
+class SlotsKept(_Header, frozen=True, tag="kept"):
+    """I see it."""
+
+
 class PushRequest(_Header, frozen=True, tag="push"):
     """A gradient, a turn without one, or a wish for values. Frames: one a block of mine, then buffers.
 
-    `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed.
+    `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed. `shared`:
+    the other servers find their share in my slots, and hear of it from the coordinator.
     """
 
     seq: Count
@@ -114,6 +123,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     absent: tuple[Index, ...] = ()
     groups: tuple[Group, ...] | None = None
     buffers: tuple[str, ...] = ()
+    shared: bool = False
 
 
 class Verdict(_Header, frozen=True, tag="verdict"):
@@ -185,9 +195,10 @@ class HeldNotice(_Header, frozen=True, tag="held"):
 
 
 class Orders(_Header, frozen=True, tag="orders"):
-    """Carry these out, in this order."""
+    """Carry these out, in this order. `pushes`: of workers whose slots you see, and that came to me alone."""
 
     decisions: tuple[Decision, ...]
+    pushes: tuple[tuple[Index, PushRequest], ...] = ()
 
 
 class NormReport(_Header, frozen=True, tag="norm"):
@@ -214,6 +225,8 @@ Header: TypeAlias = (
     | Described
     | Register
     | Registered
+    | Slots
+    | SlotsKept
     | PushRequest
     | Verdict
     | Ask

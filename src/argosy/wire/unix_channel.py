@@ -35,6 +35,11 @@ _PACKET = 64 * 1024
 _BUFFER = 4 * 2**20
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize * 4)
 _CREDENTIALS = struct.Struct("3i")
+# Plain numbers: used at every message, and enum arithmetic is slow.
+_CUT_SHORT = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
+_RIGHTS = (int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS))
 
 
 class _Envelope(msgspec.Struct, array_like=True):
@@ -96,17 +101,17 @@ class _Connection:
 
     def receive(self) -> Message[Header] | None:
         """The message that is there to be read; None: the other end has hung up."""
-        packet, ancillary, flags, _ = self._sock.recvmsg(_PACKET, _ONE_FD, socket.MSG_CMSG_CLOEXEC)
+        packet, ancillary, flags, _ = self._sock.recvmsg(_PACKET, _ONE_FD, _CLOSE_ON_EXEC)
         descriptors = [
             fd
             for level, kind, data in ancillary
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+            if (level, kind) == _RIGHTS
             for fd in array.array("i", data[: len(data) - len(data) % 4])
         ]
         try:
             if not packet and not descriptors:
                 return None
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & _CUT_SHORT:
                 raise WireError("packet: larger than it may be")
             return self._decode(packet, descriptors)
         finally:
@@ -229,7 +234,7 @@ class UnixListener:
         # One that does not read its answers must not hold up the rest: it counts as gone, and its end of
         # the connection tells the loop so.
         try:
-            connection.send(header, tensors, socket.MSG_DONTWAIT)
+            connection.send(header, tensors, _DO_NOT_WAIT)
         except OSError:
             with contextlib.suppress(OSError):
                 connection._sock.shutdown(socket.SHUT_RDWR)
