@@ -11,7 +11,7 @@ import pytest
 
 from argosy import cli
 from argosy.errors import WaitTimeout
-from argosy.launch.job import JobSpec
+from argosy.launch.job import PRELOAD, JobSpec
 
 
 @pytest.fixture
@@ -109,7 +109,35 @@ def test_help_teaches(command: list[str], capsys: pytest.CaptureFixture[str]) ->
 def test_options_of_run_are_those_pinned(capsys: pytest.CaptureFixture[str]) -> None:
     pinned = {"--ps", "--workers", "--mode", "--aggregate", "--late", "--tokens", "--max-staleness"}
     names = {name for parameter in cli.run.params for name in parameter.opts if name.startswith("--")}
-    assert names == pinned | {"--log-dir", "--threads"}
+    assert names == pinned | {"--log-dir", "--threads", "--fork-server"}
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "forks"),
+    [
+        ([], None, True),
+        (["--no-fork-server"], None, False),
+        ([], "0", False),
+        ([], "1", True),
+        (["--fork-server"], "0", True),
+        (["--no-fork-server"], "1", False),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "demo"])
+def test_the_fork_server_can_be_refused(
+    script: Path,
+    jobs: list[JobSpec],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    words: list[str],
+    variable: str | None,
+    forks: bool,
+) -> None:
+    monkeypatch.delenv("ARGOSY_FORK_SERVER", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ARGOSY_FORK_SERVER", variable)
+    cli.main([command, *words, *([str(script)] if command == "run" else [])])
+    assert jobs[0].preload == (PRELOAD if forks else None)
 
 
 def test_without_a_command_the_help(capsys: pytest.CaptureFixture[str]) -> None:

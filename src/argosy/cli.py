@@ -16,7 +16,7 @@ import click
 from argosy.cluster.spec import Address
 from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError
 from argosy.launch import local
-from argosy.launch.job import JobSpec
+from argosy.launch.job import PRELOAD, JobSpec
 
 _DEMO_SCRIPT = Path(__file__).with_name("demo.py")
 _INTERRUPTED = 130
@@ -71,6 +71,15 @@ def cli() -> None:
     """
 
 
+_fork_server = click.option(
+    "--fork-server/--no-fork-server",
+    default=True,
+    envvar="ARGOSY_FORK_SERVER",
+    show_envvar=True,
+    help="Import torch once for all tasks, or once in each.  [default: once for all]",
+)
+
+
 @cli.command(context_settings={"allow_interspersed_args": False})
 @click.option("--ps", type=int, metavar="P", help="Parameter servers.  [default: 1, and 0 for ring]")
 @click.option("--workers", type=int, default=2, show_default=True, metavar="W", help="Workers.")
@@ -87,6 +96,7 @@ def cli() -> None:
     "--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Keep each task's output here."
 )
 @click.option("--threads", type=int, metavar="N", help="Threads of a task.  [default: cores / tasks]")
+@_fork_server
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -94,6 +104,7 @@ def run(
     workers: int,
     log_dir: Path | None,
     threads: int | None,
+    fork_server: bool,
     script: Path,
     args: tuple[str, ...],
     **settings: str | None,
@@ -117,7 +128,11 @@ def run(
     """
     given = {name: value for name, value in settings.items() if value is not None}
     servers = int(given.get("mode") != "ring") if ps is None else ps
-    return local.run(JobSpec(script, args, servers, workers, given, threads, log_dir))
+    return local.run(
+        JobSpec(
+            script, args, servers, workers, given, threads, log_dir, preload=PRELOAD if fork_server else None
+        )
+    )
 
 
 @cli.command()
@@ -130,7 +145,8 @@ def run(
 @click.option(
     "--data", metavar="DIR", type=click.Path(path_type=Path), help="MNIST's own files, instead of ours."
 )
-def demo(steps: int, mode: str, data: Path | None) -> int:
+@_fork_server
+def demo(steps: int, mode: str, data: Path | None, fork_server: bool) -> int:
     """Train MNIST on 2 servers and 2 workers, on the digits that ship with the package.
 
     \b
@@ -147,7 +163,15 @@ def demo(steps: int, mode: str, data: Path | None) -> int:
         args += ["--data", str(data)]
     # -P: the script lies among the package's modules, whose names must not hide those of other packages.
     return local.run(
-        JobSpec(_DEMO_SCRIPT, tuple(args), 2, 2, {"mode": mode}, python_flags=("-P",)),
+        JobSpec(
+            _DEMO_SCRIPT,
+            tuple(args),
+            2,
+            2,
+            {"mode": mode},
+            python_flags=("-P",),
+            preload=PRELOAD if fork_server else None,
+        )
     )
 
 

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
@@ -78,7 +79,7 @@ class LocalCluster:
         self._channels: dict[int, list[_ScriptedChannel]] = defaultdict(list)
         self._threads: list[threading.Thread] = []
         for task in self.spec.tasks("ps"):
-            self._start(task, lambda index=task.index: self._serve(index))
+            self._start(task, partial(self._serve, task.index))
 
     def run(self, program: Callable[[Replica], Any]) -> list[Any]:
         """Every worker runs `program`; what each returned. Raises what was raised first."""

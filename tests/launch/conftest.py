@@ -9,8 +9,16 @@ import pytest
 from launching import Launcher
 
 
+@pytest.fixture(params=["forked", "cold"])
+def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    """Tasks must not show how they were started."""
+    made = Launcher(tmp_path, forked=request.param == "forked")
+    yield made
+    made.check_nothing_is_left()
+
+
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
+def forking_launcher(tmp_path: Path) -> Iterator[Launcher]:
     made = Launcher(tmp_path)
     yield made
     made.check_nothing_is_left()

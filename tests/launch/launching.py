@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -16,6 +17,7 @@ from typing import IO
 import psutil
 
 MARK = "TEST_LAUNCHER_MARK"
+_PROGRAM = Path(__file__).with_name("light_cli.py")
 # Scripts of tests start with this; `wait` ends when the test releases the task, `hang` only by a signal.
 PREAMBLE = """
 import contextlib, json, os, signal, socket, subprocess, sys, time
@@ -78,6 +80,8 @@ class Launcher:
     """Starts launchers in a temporary directory, and knows what they left."""
 
     directory: Path
+    forked: bool = True
+    preload: tuple[str, ...] = ()
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     keeps_logs: bool = False
     patience: float = 0.0
@@ -98,6 +102,21 @@ class Launcher:
         path.write_text(PREAMBLE + textwrap.dedent(body))
         return path
 
+    def command(self, *options: str) -> list[str]:
+        """`argosy run OPTIONS`, with a fork server that imports what we say, and by default not torch."""
+        way = "--fork-server" if self.forked else "--no-fork-server"
+        return [sys.executable, str(_PROGRAM), "run", way, *options]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The launcher's environment."""
+        return dict(os.environ) | {
+            MARK: self.mark,
+            "TMPDIR": str(self.temporary),
+            "TEST_GATE": str(self.gate),
+            "TEST_PRELOAD": " ".join(self.preload),
+        }
+
     def start(
         self,
         body: str,
@@ -107,11 +126,9 @@ class Launcher:
         stderr: int = subprocess.PIPE,
     ) -> Launch:
         """`argosy run OPTIONS SCRIPT ARGS`."""
-        command = [sys.executable, "-m", "argosy.cli", "run", *options, str(self.script(body)), *args]
-        extra = {MARK: self.mark, "TMPDIR": str(self.temporary), "TEST_GATE": str(self.gate)}
         process = subprocess.Popen(
-            command,
-            env=dict(os.environ) | extra | dict(environ or {}),
+            [*self.command(*options), str(self.script(body)), *args],
+            env=self.environ | dict(environ or {}),
             stdout=subprocess.PIPE,
             stderr=stderr,
             start_new_session=True,
@@ -127,6 +144,14 @@ class Launcher:
     def alive(self) -> list[psutil.Process]:
         """Every process that a launcher of this test started, directly or not, and itself."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def fork_server(self) -> psutil.Process:
+        """The fork server, once it runs its own program."""
+        while True:
+            for process in self.alive():
+                with contextlib.suppress(psutil.Error):
+                    if any(word.endswith("fork_server.py") for word in process.cmdline()):
+                        return process
 
     def still_alive(self, seconds: float) -> list[psutil.Process]:
         """Who is left after so long, or none as soon as none is left."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 from launching import Launcher
@@ -16,7 +15,8 @@ STARTED = re.compile(r"started (/job:\w+/task:\d+) pid (\d+) at (127\.0\.0\.1:\d
 
 
 def test_every_task_starts_and_says_so(launcher: Launcher) -> None:
-    done = launcher.run("print(os.getpid(), cluster[job][index])", "--ps", "2", "--workers", "2")
+    body = "print(os.getpid(), cluster[job][index], os.getppid())"
+    done = launcher.run(body, "--ps", "2", "--workers", "2")
     assert done.process.returncode == 0
     started = [match for line in done.text.split("\n") if (match := STARTED.fullmatch(line))]
     assert [match[1] for match in started] == [
@@ -26,7 +26,7 @@ def test_every_task_starts_and_says_so(launcher: Launcher) -> None:
         "/job:worker/task:1",
     ]
     for match in started:
-        assert done.lines(match[1]) == [f"{match[2]} {match[3]}"]
+        assert done.lines(match[1]) == [f"{match[2]} {match[3]} {done.process.pid}"]
     assert len({match[3] for match in started}) == 4
     assert done.errors == ""
 
@@ -233,9 +233,7 @@ def test_what_a_task_started_ends_with_it(launcher: Launcher) -> None:
 
 def test_a_closed_standard_output_is_no_disaster(launcher: Launcher) -> None:
     script = launcher.script("print('hello', file=sys.stderr)")
-    command = [sys.executable, "-m", "argosy.cli", "run", str(script)]
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, text=True, check=False
-    )
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *launcher.command(), str(script)]
+    done = subprocess.run(command, env=launcher.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "[/job:worker/task:0] hello" in done.stderr

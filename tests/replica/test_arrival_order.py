@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 import torch
 from test_equivalence import OPTIMIZERS, Branches, branch_loss
-from training import Case, assert_identical, train
+from trainings import Case, assert_identical, train
 
 from argosy.modes import Sync
 from argosy.replica.replica import Replica

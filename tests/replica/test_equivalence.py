@@ -12,7 +12,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training import STEPS, Case, Net, adam, assert_identical, assert_same, batch, mean_loss, reference, train
+from trainings import (
+    STEPS,
+    Case,
+    Net,
+    adam,
+    assert_identical,
+    assert_same,
+    batch,
+    mean_loss,
+    reference,
+    train,
+)
 
 import argosy
 import argosy.modes
@@ -24,8 +35,8 @@ SHAPES = [(2, 1), (3, 2), (4, 3)]  # workers, servers
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def of(kind: type[torch.optim.Optimizer], **options: object) -> MakeOptimizer:
-    return lambda model: kind(model.parameters(), **options)  # type: ignore[call-arg]
+def of(kind: Callable[..., torch.optim.Optimizer], **options: object) -> MakeOptimizer:
+    return lambda model: kind(model.parameters(), **options)
 
 
 OPTIMIZERS = {
@@ -95,9 +106,12 @@ class Branches(nn.Module):
 
     def forward(self, images: Tensor, way: str = "both") -> Tensor:
         hidden = self.trunk(images).tanh()
-        left = self.left(hidden) if way in ("left", "both") else 0.0
-        right = self.right(hidden) * self.scale if way in ("right", "both") else 0.0
-        return left + right  # type: ignore[no-any-return]
+        result: Tensor = hidden.new_zeros(len(hidden), 2)
+        if way in ("left", "both"):
+            result = result + self.left(hidden)
+        if way in ("right", "both"):
+            result = result + self.right(hidden) * self.scale
+        return result
 
 
 def branch_loss(model: nn.Module, step: int, worker: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Half precision with float32 masters, loss scaling and accumulation: what makes a step more than one gradient."""
+"""Half precision with float32 masters, loss scaling, accumulation: where a step is more than a gradient."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training import Case, Net, adam, assert_identical, assert_same, batch, mean_loss, reference, sgd, state_of
+from trainings import (
+    Case,
+    Net,
+    adam,
+    assert_identical,
+    assert_same,
+    batch,
+    mean_loss,
+    reference,
+    sgd,
+    state_of,
+)
 
 from argosy.modes import Sync
 from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
+from argosy.update.decisions import Status
 
 STEPS = 50
 
@@ -76,7 +88,7 @@ def test_grad_scaler_with_an_infinity(unscales: bool) -> None:
     case = Case(optimizer=adam, loss=loss)
     models = [case.make(seed) for seed in range(workers)]
 
-    def program(replica: Replica) -> tuple[dict[str, Tensor], list[str], float]:
+    def program(replica: Replica) -> tuple[dict[str, Tensor], list[Status], float]:
         model = models[replica.index]
         optimizer = replica.distribute(adam(model))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=1000)
@@ -133,7 +145,7 @@ def test_accumulation(every: int) -> None:
 def test_a_skip_in_the_middle_of_an_accumulation_forgets_it() -> None:
     model = Case().make(seed=0)
 
-    def program(replica: Replica) -> list[str]:
+    def program(replica: Replica) -> list[Status]:
         optimizer = replica.distribute(sgd(model))
         statuses = []
         with replica.session(model, optimizer):

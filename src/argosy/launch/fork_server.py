@@ -1,10 +1,9 @@
 """The fork server's program: imports once what every task needs, then forks the tasks, one a request.
 
-`launch.forking` starts it as `python [FLAGS] fork_server.py SCRIPT ARGS`, in the environment that all tasks of
-the job share, with a socket to the launcher as standard output. It only imports: no operation of torch, no
-context of ZeroMQ, no thread, for a fork copies none of what these would need. What becomes of a fork is
-`launch.forked`'s business. Above the functions nothing but the standard library may be imported: the path is
-not yet the script's.
+`launch.forking` starts it as `python [FLAGS] fork_server.py SCRIPT ARGS`, in the environment that all tasks
+of the job share, with a socket to the launcher as standard output. It only imports: no operation of torch, no
+context of ZeroMQ, no thread, for a fork would copy them without what they need. What becomes of a fork is
+`launch.forked`'s business. The top imports from the standard library only: the path is not yet the script's.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+Environ = dict[str, str]
 
 _HEADER = 8
 _MOST_FILES = 8
@@ -61,8 +62,7 @@ def _main() -> None:
         os._exit(0)
     from argosy.launch import forked
 
-    environ = _serve(link, forked.arrive)
-    forked.run_script(environ)
+    forked.run_script(_serve(link, forked.arrive))
 
 
 def _look_like_the_script() -> None:
@@ -105,11 +105,11 @@ def _fork_for_nothing() -> None:
     os.waitpid(child, 0)
 
 
-def _serve(link: socket.socket, arrive: Any) -> dict[str, str]:
+def _serve(link: socket.socket, arrive: Callable[[int, Environ, list[int]], None]) -> Environ:
     """Fork a task a request; returns in the tasks, with their environment. The server ends in here."""
     while True:
         try:
-            environ, files = receive(link)
+            message, files = receive(link)
         except (EOFError, ConnectionError):
             os._exit(0)
         between = os.fork()
@@ -119,8 +119,9 @@ def _serve(link: socket.socket, arrive: Any) -> dict[str, str]:
             parent = os.pidfd_open(os.getpid())
             if os.fork() != 0:
                 os._exit(0)
+            environ: Environ = message
             arrive(parent, environ, files)
-            return dict(environ)
+            return environ
         for file in files:
             os.close(file)
         os.waitpid(between, 0)

@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -24,7 +24,7 @@ from argosy.launch.guard import watch_this_process
 GO = b"!"
 
 
-def arrive(parent: int, environ: MutableMapping[str, str], files: Sequence[int]) -> None:
+def arrive(parent: int, environ: dict[str, str], files: Sequence[int]) -> None:
     """Lead a group that the guard knows, become the launcher's child, and take over what it handed on."""
     output, errors, guard, launcher, *listener = files
     os.setsid()
@@ -80,7 +80,7 @@ def run_script(environ: Mapping[str, str]) -> None:
 
 
 def _reseed() -> None:
-    """A cold start draws these anew; forks of one process would all go on alike. (`random` sees to itself.)"""
+    """A cold start draws these anew; forks of one process would draw alike. (`random` sees to itself.)"""
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.seed()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:

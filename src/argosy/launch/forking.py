@@ -1,8 +1,8 @@
 """The launcher's side of the fork server: starts it, asks it for tasks, and is their parent all the same.
 
-The server forks twice and the process in between ends, so that the kernel gives the task to the launcher, which
-adopts orphans meanwhile. From then on a forked task is a child like any other, and nothing depends on the
-server: should it die, the tasks that it forked go on, and the next ones are started cold.
+The server forks twice and the process in between ends, so that the kernel gives the task to the launcher,
+which adopts orphans meanwhile. From then on a forked task is a child like any other, and nothing depends on
+the server: should it die, the tasks that it forked go on, and the next ones are started cold.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,12 +20,15 @@ from pathlib import Path
 from typing import IO
 
 from argosy.launch.fork_server import receive, send
+from argosy.launch.forked import GO
 from argosy.launch.guard import Guard
+from argosy.launch.supervise import signal_name
 
 _PROGRAM = Path(__file__).with_name("fork_server.py")
-_GO = b"!"
 # A fork takes some milliseconds. Longer than this, somebody has stopped the server.
 _PATIENCE = 10.0
+# Between the end of its socket and its own.
+_LAST_MOMENT = 1.0
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
@@ -51,7 +53,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """One process that has imported `preload`, to be forked. `command` is FLAGS and SCRIPT and ARGS."""
+    """One process that imports `preload`, to be forked into `python FLAGS COMMAND`."""
 
     def __init__(
         self,
@@ -96,15 +98,68 @@ class ForkServer:
             near, far = socket.socketpair()
             ours.enter_context(near)
             theirs.enter_context(far)
-            handed = [output[1], errors[1], self._guard.fileno(), far.fileno()]
+            handed = [output[1].fileno(), errors[1].fileno(), self._guard.fileno(), far.fileno()]
             handed += [] if listener is None else [listener.fileno()]
+            self._link.settimeout(_PATIENCE)
             try:
                 send(self._link, dict(environ), handed)
                 theirs.close()  # or the end of the server would not be seen
                 pid = _await_arrival(near)
-                near.sendall(_GO)
-            except (EOFError, OSError) as error:
-                raise ForkFailed(str(error) or self._how_it_ended()) from None
-            near.close()
+            except (EOFError, OSError):
+                raise ForkFailed(self._how_it_ended()) from None
+            with contextlib.suppress(OSError):  # killed meanwhile, it will be collected like any other
+                near.sendall(GO)
             ours.pop_all()
+            near.close()
             return ForkedProcess(pid, output[0], errors[0])
+
+    def close(self) -> None:
+        """End the server; the tasks that it forked are not its own."""
+        self._link.close()
+        if self._process.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        self._guard.forget(self.pid)
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_LAST_MOMENT)
+        except subprocess.TimeoutExpired:
+            return "it does not answer"
+        return f"it was killed by {signal_name(-code)}" if code < 0 else f"it ended with exit code {code}"
+
+
+def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    reader, writer = os.pipe()
+    return (
+        ours.enter_context(open(reader, "rb", buffering=0)),
+        theirs.enter_context(open(writer, "wb", buffering=0)),
+    )
+
+
+def _await_arrival(task: socket.socket) -> int:
+    """The number of a process that is ours by now."""
+    task.settimeout(_PATIENCE)
+    number = task.recv(32)
+    if not number:
+        raise EOFError
+    return int(number)
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Meanwhile, who loses its parent among our descendants becomes our child."""
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3) != 0:
+        number = ctypes.get_errno()
+        raise ForkFailed(f"prctl: {os.strerror(number)}")

@@ -1,9 +1,9 @@
 """A tiny process that outlives the launcher and ends its tasks, should the launcher be killed with -9.
 
 The launcher holds one end of a socket pair, the guard the other. Each task names its own process group on
-that socket between fork and exec, and holds the launcher's end until exec: so the end of the stream, by which
-the guard knows that the launcher has gone, cannot come before every group is known. This file is also the
-guard's program, run in isolation (`python -I -S`): it may import nothing but light standard modules.
+that socket before its program runs, and holds the launcher's end until then: so the end of the stream, by
+which the guard knows that the launcher has gone, cannot come before every group is known. This file is also
+the guard's program, run in isolation (`python -I -S`): it may import nothing but light standard modules.
 """
 
 from __future__ import annotations
@@ -41,28 +41,38 @@ class Guard:
         """The guard's own process."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """The launcher's end, for a task that does not inherit it: see `watch_this_process` below."""
+        return self._socket.fileno()
+
     def watch_this_process(self) -> None:
         """Called in a task that leads its group, after fork and before exec."""
-        self._send(_WATCH, str(os.getpid()).encode())
+        watch_this_process(self._socket)
 
     def forget(self, group: int) -> None:
         """The group has ended; its number may soon be another's."""
-        self._send(_FORGET, str(group).encode())
+        _tell(self._socket, _FORGET, str(group).encode())
 
     def watch_directory(self, path: Path) -> None:
         """Remove `path` too, which need not exist yet."""
-        self._send(_DIRECTORY, os.fsencode(path))
+        _tell(self._socket, _DIRECTORY, os.fsencode(path))
 
     def dismiss(self) -> None:
         """The job is over, and everything was cleared away."""
-        self._send(_DISMISS, b"")
+        _tell(self._socket, _DISMISS, b"")
         self._socket.close()
         self._process.wait()
 
-    def _send(self, word: bytes, value: bytes) -> None:
-        # A guard that somebody killed is no reason to end the job, nor to die of SIGPIPE.
-        with contextlib.suppress(OSError):
-            self._socket.sendall(word + value + _END, socket.MSG_NOSIGNAL)
+
+def watch_this_process(guard: socket.socket) -> None:
+    """The same for one who has but the launcher's end of the socket."""
+    _tell(guard, _WATCH, str(os.getpid()).encode())
+
+
+def _tell(guard: socket.socket, word: bytes, value: bytes) -> None:
+    # A guard that somebody killed is no reason to end the job, nor to die of SIGPIPE.
+    with contextlib.suppress(OSError):
+        guard.sendall(word + value + _END, socket.MSG_NOSIGNAL)
 
 
 def _read_until_end(stream: int) -> bytes:

@@ -17,17 +17,33 @@ from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 
 # Settings that describe the user's machine and not a job: they may come from the surrounding environment.
-_OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait"})
+_OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lane"})
 # Left over from another job, these would tell a task that it is somebody else.
 JOB_VARIABLES = frozenset(
     {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}
     | {LISTEN_FD, ERROR_FILE, "TF_CONFIG"}
 )
+# What tasks would import one by one. torch._dynamo: the first optimizer of a process imports it.
+PRELOAD: tuple[str, ...] = (
+    "torch",
+    "torch._dynamo",
+    "argosy.replica.replica",
+    "argosy.replica.served",
+    "argosy.session.session",
+    "argosy.store.client",
+    "argosy.store.server",
+    "argosy.wire.inbox",
+    "argosy.wire.unix_channel",
+    "argosy.wire.zmq_channel",
+)
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What the user asked for. `settings` holds only what was given, such as `{"mode": "sync"}`."""
+    """What the user asked for. `settings` holds only what was given, such as `{"mode": "sync"}`.
+
+    `preload`: what is imported once for all tasks, by a fork server; None if there shall be none.
+    """
 
     script: Path
     args: tuple[str, ...] = ()
@@ -37,6 +53,7 @@ class JobSpec:
     threads: int | None = None
     log_dir: Path | None = None
     python_flags: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = PRELOAD
 
     def __post_init__(self) -> None:
         if not self.script.is_file():
@@ -52,6 +69,11 @@ class JobSpec:
         """Every task, servers first."""
         servers = tuple(Task("ps", index) for index in range(self.servers))
         return servers + tuple(Task("worker", index) for index in range(self.workers))
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What Python is to run in each of them."""
+        return (str(self.script), *self.args)
 
 
 @dataclass(frozen=True)
@@ -85,7 +107,7 @@ def plan_task(
     return TaskPlan(
         task,
         cluster.address(task),
-        (sys.executable, *job.python_flags, str(job.script), *job.args),
+        (sys.executable, *job.python_flags, *job.command),
         task_environ(job, cluster, task, environ, cores) | {ERROR_FILE: str(error_file)},
         error_file,
     )
@@ -94,19 +116,21 @@ def plan_task(
 def task_environ(
     job: JobSpec, cluster: ClusterSpec, task: Task, environ: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """The environment of a task: what is inherited, cleared of other jobs, and who it is."""
-    inherited = {name: value for name, value in environ.items() if name not in JOB_VARIABLES}
+    """The environment of a task: what all of them share, and who it is."""
     settings = dict(job.settings) | {
         "cluster": json.dumps(cluster.as_dict()),
         "job_name": task.job,
         "task_index": str(task.index),
     }
-    return (
-        inherited
-        | _threads(job, environ, cores)
-        | {"PYTHONUNBUFFERED": "1"}
-        | {variable(setting): value for setting, value in settings.items()}
-    )
+    return shared_environ(job, environ, cores) | {
+        variable(setting): value for setting, value in settings.items()
+    }
+
+
+def shared_environ(job: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, str]:
+    """What all tasks share: what is inherited, cleared of other jobs, and how Python is to run."""
+    inherited = {name: value for name, value in environ.items() if name not in JOB_VARIABLES}
+    return inherited | _threads(job, environ, cores) | {"PYTHONUNBUFFERED": "1"}
 
 
 def _threads(job: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Runs a job on this machine: `run(JobSpec) -> exit code`.
 
 One thread, one loop: it reads the tasks' output, collects those that ended, asks the supervisor, and does
-what it decides. How a task becomes a process is `TaskProcess`'s business alone.
+what it decides. How a task becomes a process is `Starter`'s business alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from argosy.launch.ports import Ports
 from argosy.launch.process import TaskProcess
 from argosy.launch.screen import Screen
 from argosy.launch.signals import INTERRUPTS, Signals
+from argosy.launch.starting import Starter
 from argosy.launch.supervise import (
     Ended,
     Event,
@@ -50,15 +51,18 @@ def run(job: JobSpec) -> int:
         check(job, cluster, os.environ)
         guard = Guard()
         stack.callback(guard.dismiss)
+        cores = len(os.sched_getaffinity(0))
+        screen = Screen()
+        starter = stack.enter_context(Starter(job, guard, cores, screen.warn))
         workspace = Workspace(guard, job.log_dir)
         stack.callback(workspace.close)
-        cores = len(os.sched_getaffinity(0))
         plans = [
             plan_task(job, cluster, task, os.environ, cores, workspace.error_file(task)) for task in job.tasks
         ]
-        screen = Screen()
+        starter.wait_until_ready()
         with Signals() as signals, Run(plans, screen, signals) as live:
-            live.start(guard, ports, workspace)
+            live.start(starter, ports, workspace)
+            starter.close()
             live.until_over()
         code = _conclude(live, plans, workspace)
         screen.flush(None if live.supervisor.interrupt is None else _LAST_FLUSH)
@@ -91,14 +95,14 @@ class Run:
         for log in self.logs.values():
             log.close()
 
-    def start(self, guard: Guard, ports: Ports, workspace: Workspace) -> None:
+    def start(self, starter: Starter, ports: Ports, workspace: Workspace) -> None:
         """Start every task, and say so."""
         for plan in self._plans:
             task = plan.task
             self.logs[task] = TaskLog(workspace.log_file(task))
             listener = ports.take_listener(task)
             try:
-                process = self._processes[task] = TaskProcess(plan, guard, listener)
+                process = self._processes[task] = starter.start(plan, listener)
             finally:
                 if listener is not None:
                     listener.close()

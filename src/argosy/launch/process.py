@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-from typing import IO
+from typing import IO, Any, Protocol
 
 from argosy.cluster.settings import LISTEN_FD
 from argosy.cluster.spec import Task
@@ -15,24 +15,44 @@ from argosy.launch.guard import Guard
 from argosy.launch.job import TaskPlan
 
 
-class TaskProcess:
-    """A started task. The guard knows its group before its program runs."""
+class Process(Protocol):
+    """What is used of subprocess.Popen: a child of ours that leads its session."""
 
-    def __init__(self, plan: TaskPlan, guard: Guard, listener: socket.socket | None) -> None:
-        self.task: Task = plan.task
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+    @property
+    def returncode(self) -> int | Any: ...
+    def wait(self) -> int: ...
+
+
+def start_cold(plan: TaskPlan, guard: Guard, listener: socket.socket | None) -> Process:
+    """A new interpreter for the task. The guard knows its group before its program runs."""
+    extra = {} if listener is None else {LISTEN_FD: str(listener.fileno())}
+    # preexec_fn is safe here: the launcher has one thread.
+    return subprocess.Popen(
+        plan.argv,
+        env=dict(plan.environ) | extra,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+        pass_fds=() if listener is None else (listener.fileno(),),
+        preexec_fn=guard.watch_this_process,
+    )
+
+
+class TaskProcess:
+    """A started task, however it was started."""
+
+    def __init__(self, task: Task, process: Process, guard: Guard) -> None:
+        self.task = task
+        self._process = process
         self._guard = guard
-        # preexec_fn is safe here: the launcher has one thread.
-        self._process = subprocess.Popen(
-            plan.argv,
-            env=_environ(plan, listener),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            pass_fds=() if listener is None else (listener.fileno(),),
-            preexec_fn=guard.watch_this_process,
-        )
 
     @property
     def pid(self) -> int:
@@ -69,11 +89,6 @@ class TaskProcess:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
-
-
-def _environ(plan: TaskPlan, listener: socket.socket | None) -> dict[str, str]:
-    extra = {} if listener is None else {LISTEN_FD: str(listener.fileno())}
-    return dict(plan.environ) | extra
 
 
 def _present(stream: IO[bytes] | None) -> IO[bytes]:

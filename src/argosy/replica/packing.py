@@ -7,14 +7,16 @@ views, until `release` gives them memory of their own again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from argosy.store.layout import Layout, Piece
-from argosy.wire.frames import FrameSpec
+from argosy.wire.frames import Dtype, FrameSpec
+from argosy.wire.tensors import torch_dtype
 
 Reserve: TypeAlias = Callable[[int, Sequence[FrameSpec]], list[torch.Tensor]]
 
@@ -22,13 +24,20 @@ Reserve: TypeAlias = Callable[[int, Sequence[FrameSpec]], list[torch.Tensor]]
 class Packing:
     """The pieces of these parameters in the blocks of a layout."""
 
-    def __init__(self, layout: Layout, parameters: Sequence[nn.Parameter], reserve: Reserve) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Sequence[nn.Parameter],
+        reserve: Reserve,
+        wire_dtypes: Mapping[int, Dtype] = MappingProxyType({}),
+    ) -> None:
+        self._layout = layout
         self._parameters = list(parameters)
         self._pieces = [piece for block in layout.pieces_by_block() for piece in block]
         self._shapes = [layout.parameters[piece.parameter].shape for piece in self._pieces]
         self._whole = [piece.count == layout.parameters[piece.parameter].count for piece in self._pieces]
         self._by_server = [(block.server, number) for number, block in enumerate(layout.blocks)]
-        self._gradients = _reserved(layout, reserve)
+        self._gradients = _reserved(layout, reserve, wire_dtypes)
         self._gradient_views = self._views(self._gradients)
         self._addresses: list[int] = []
         self._bound: list[int] = []  # where each parameter lives, once all of them live in shared memory
@@ -69,7 +78,7 @@ class Packing:
 
     def values(self) -> dict[int, list[torch.Tensor]]:
         """A copy of the parameters themselves, by server."""
-        blocks = [torch.empty_like(gradient) for gradient in self._gradients]
+        blocks = [torch.empty(block.count, dtype=torch_dtype(block.dtype)) for block in self._layout.blocks]
         with torch.no_grad():
             for view, target in zip(self._views(blocks), self._targets(), strict=True):
                 view.copy_(target)
@@ -105,8 +114,9 @@ class Packing:
             # One that the user has laid out otherwise (channels_last) stays as it is.
             if here and whole and alike and parameter.stride() == value.stride():
                 parameter.data = value
-        wholly = all(in_place) and all(self._whole) and not any(p.is_cuda for p in self._parameters)
-        self._bound = [parameter.data_ptr() for parameter in self._parameters] if wholly else []
+        pairs = zip(self._targets(), self._values, strict=True)
+        everywhere = all(in_place) and all(target.data_ptr() == value.data_ptr() for target, value in pairs)
+        self._bound = [parameter.data_ptr() for parameter in self._parameters] if everywhere else []
 
     def release(self) -> None:
         """Give the parameters memory of their own."""
@@ -130,12 +140,13 @@ class Packing:
         return result
 
 
-def _reserved(layout: Layout, reserve: Reserve) -> list[torch.Tensor]:
-    """Memory for each block's gradient, from the channel to its server."""
+def _reserved(layout: Layout, reserve: Reserve, wire_dtypes: Mapping[int, Dtype]) -> list[torch.Tensor]:
+    """Memory for each block's gradient, from the channel to its server, in the dtype that it travels in."""
     tensors: dict[int, torch.Tensor] = {}
     for server in sorted({block.server for block in layout.blocks}):
         numbers = layout.blocks_of(server)
-        frames = [FrameSpec(layout.blocks[n].dtype, (layout.blocks[n].count,)) for n in numbers]
+        blocks = [layout.blocks[number] for number in numbers]
+        frames = [FrameSpec(wire_dtypes.get(server, block.dtype), (block.count,)) for block in blocks]
         tensors |= zip(numbers, reserve(server, frames), strict=True)
     return [tensors[number] for number in range(len(layout.blocks))]
 

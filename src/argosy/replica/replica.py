@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from argosy.replica.exchange import Exchange
     from argosy.replica.optimizer import DistributedOptimizer
+    from argosy.replica.served import Options
     from argosy.session.session import Session
 
 
@@ -136,37 +137,38 @@ class Replica:
         optimizer: torch.optim.Optimizer,
         placement: UserPlacement | None = None,
         clip_norm: float | None = None,
+        wire_dtype: torch.dtype | None = None,
     ) -> DistributedOptimizer:
         """An optimizer whose `step()` trains together with all the replicas.
 
         `placement`: which server keeps which parameter (Greedy, RoundRobin, Split, a function or a mapping
         of parameter names). `clip_norm`: clip the averaged gradient by its norm over all servers.
+        `wire_dtype`: torch.bfloat16 halves what travels between hosts; the servers go on in full precision.
         """
         from argosy.replica.optimizer import DistributedOptimizer
+        from argosy.wire.tensors import dtype_name
 
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError("clip_norm", "a number greater than 0", clip_norm)
-        return DistributedOptimizer(optimizer, self._exchange(optimizer, placement, clip_norm))
+        if wire_dtype is not None and not wire_dtype.is_floating_point:
+            raise ConfigError("wire_dtype", "a floating-point dtype, such as torch.bfloat16", wire_dtype)
+        from argosy.replica.served import Options
 
-    def _exchange(
-        self, optimizer: torch.optim.Optimizer, placement: UserPlacement | None, clip_norm: float | None
-    ) -> Exchange:
+        wire = None if wire_dtype is None else dtype_name(wire_dtype, "the wire")
+        options = Options(Greedy() if placement is None else placement, clip_norm, wire)
+        return DistributedOptimizer(optimizer, self._exchange(optimizer, options))
+
+    def _exchange(self, optimizer: torch.optim.Optimizer, options: Options) -> Exchange:
         if self._client is None:
             from argosy.replica.alone import AloneExchange
 
-            return AloneExchange(clip_norm)
+            return AloneExchange(options.clip_norm)
         from argosy.replica.served import ServedExchange
         from argosy.store.optimizers import describe
 
         describe(optimizer)  # refused here, where it was made, if the servers cannot run it
-        return ServedExchange(
-            self._client,
-            self.mode,
-            self._identity.cluster.count("ps"),
-            Greedy() if placement is None else placement,
-            clip_norm,
-            self.is_chief,
-        )
+        servers = self._identity.cluster.count("ps")
+        return ServedExchange(self._client, self.mode, servers, options, self.is_chief)
 
     def session(
         self,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 
 from argosy.modes import Mode
 from argosy.replica.exchange import Training, Verdict, names_of, parameters_of
@@ -15,10 +17,20 @@ from argosy.store.client import StoreClient
 from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe, groups_of
 from argosy.store.placement import UserPlacement, place
+from argosy.wire.frames import Dtype
 from argosy.wire.message import Message
 from argosy.wire.protocol import Group, PushRequest, Register
 from argosy.wire.protocol import Verdict as WireVerdict
 from argosy.wire.tensors import dtype_name
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `distribute` was told: where parameters go, how gradients are clipped, how both travel."""
+
+    placement: UserPlacement
+    clip_norm: float | None = None
+    wire_dtype: Dtype | None = None
 
 
 class ServedExchange:
@@ -29,15 +41,13 @@ class ServedExchange:
         client: StoreClient,
         mode: Mode,
         servers: int,
-        placement: UserPlacement,
-        clip_norm: float | None,
+        options: Options,
         is_chief: bool,
     ) -> None:
         self._client = client
         self._mode = mode
         self._servers = servers
-        self._placement = placement
-        self._clip_norm = clip_norm
+        self._options = options
         self._is_chief = is_chief
         self._layout = Layout()
         self._version = 0
@@ -64,15 +74,22 @@ class ServedExchange:
         parameters = [parameter for _, parameter in pairs]
         if not layout.parameters:
             fresh = specs[len(self._layout.parameters) :]
-            shares = place(self._placement, fresh, self._layout.loads(self._servers))
+            shares = place(self._options.placement, fresh, self._layout.loads(self._servers))
             layout = extend(self._layout, fresh, shares)
-            self._packing = Packing(layout, parameters, self._client.reserve)
+            self._packing = self._pack(layout, parameters)
             self._client.register(self._registrations(layout))
         else:
-            self._packing = Packing(layout, parameters, self._client.reserve)
+            self._packing = self._pack(layout, parameters)
         self._client.share(self._packing.slots())
         self._layout = layout
         self._count = len(parameters)
+
+    def _pack(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> Packing:
+        wire: dict[int, Dtype] = {}
+        if self._options.wire_dtype is not None:  # in shared memory nothing travels, so nothing is shortened
+            far = [server for server, near in enumerate(self._client.in_place) if not near]
+            wire = dict.fromkeys(far, self._options.wire_dtype)
+        return Packing(layout, parameters, self._client.reserve, wire)
 
     def _registrations(self, layout: Layout) -> list[tuple[Register, list[torch.Tensor]]]:
         values = self._packing.values()
@@ -84,9 +101,10 @@ class ServedExchange:
                 describe(self._optimizer),
                 self._mode,
                 self._training.last_step,
-                self._clip_norm,
+                self._options.clip_norm,
                 self._training.buffer_rule,
                 tuple(buffers) if server == 0 else (),
+                self._options.wire_dtype,
             )
             known = len(self._layout.blocks_of(server))
             tensors = values.get(server, [])[known:]

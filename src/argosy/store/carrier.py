@@ -15,10 +15,12 @@ import torch
 from argosy.errors import ConfigError, WireError
 from argosy.modes import Mode, Sync
 from argosy.store.buffers import Buffers
-from argosy.store.shard import Gradient, Shard
+from argosy.store.shard import Shard
+from argosy.store.sums import Gradient
 from argosy.update.decisions import Answer, Apply, Decision, Forget
 from argosy.wire.message import Message
 from argosy.wire.protocol import Group, Header, PushRequest, Register, Verdict
+from argosy.wire.tensors import torch_dtype
 
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
 
@@ -57,6 +59,8 @@ class Carrier:
         self._copies = copies
         self._mode: Mode | None = None
         self._clip = False
+        self._wire: torch.dtype | None = None
+        self._early: list[tuple[int, int]] | None = None  # summed already; None: no order is sure
         self._first_groups: tuple[Group, ...] = ()
         self._held: dict[tuple[int, int], _HeldPush] = {}
         self._slots: dict[int, Sequence[torch.Tensor]] = {}
@@ -77,6 +81,9 @@ class Carrier:
         )
         self._mode = header.mode
         self._clip = header.clip_norm is not None
+        self._wire = None if header.wire_dtype is None else torch_dtype(header.wire_dtype)
+        all_of_n = isinstance(header.mode, Sync) and header.mode.aggregate is None and header.mode.distinct
+        self._early = [] if all_of_n else None
         self._first_groups = header.optimizer.groups
 
     def keep_slots(self, worker: int, slots: Sequence[torch.Tensor]) -> None:
@@ -106,7 +113,20 @@ class Carrier:
         gradient = self.shard.accept(message.tensors[:count], header.absent)
         groups = self._groups.get(worker, self._first_groups)
         self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers)
+        if self._early is not None and header.kind == "gradient" and header.weight == 1.0:
+            self._add_early()
         return True
+
+    def _add_early(self) -> None:
+        """Add the gradients that stand first in the next sum, while those of later workers are awaited."""
+        assert self._early is not None
+        while True:
+            place = len(self._early)
+            key = next((key for key in self._held if key[0] == place and key not in self._early), None)
+            if key is None or not self.shard.is_whole(self._held[key].gradient):
+                return
+            self.shard.add_early(self._held[key].gradient)
+            self._early.append(key)
 
     def holds(self, worker: int, seq: int) -> bool:
         """Whether a push is here, or was answered."""
@@ -145,6 +165,8 @@ class Carrier:
     def _finish(self, apply: Apply, factor: float) -> None:
         held = [(part.worker, self._held.pop((part.worker, part.seq))) for part in apply.parts]
         self.shard.update(self._agreed(held), factor)
+        if self._early is not None:
+            self._early.clear()
         for worker, push in held:
             self.buffers.bring(worker, push.buffers)
         self.step = apply.step
@@ -180,7 +202,10 @@ class Carrier:
         header = Verdict(
             verdict.seq, verdict.status, verdict.step, verdict.staleness, verdict.stop, tuple(buffers)
         )
-        values = self.shard.live() if self._copies(worker) else self.shard.values()
+        if self._copies(worker):
+            values = self.shard.live()
+        else:
+            values = self.shard.values(None if everything else self._wire)
         self._reply(worker, header, [*values, *buffers.values()])
 
 

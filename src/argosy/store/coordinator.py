@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from argosy.cluster.spec import Task
 from argosy.errors import ModelMismatch
 from argosy.modes import Mode, Sync
-from argosy.store.layout import Layout, ParameterSpec
+from argosy.store.layout import Layout
 from argosy.store.meetings import Meetings
 from argosy.update.admission import admission_for
 from argosy.update.clipping import NormCollector
@@ -48,7 +48,9 @@ class Coordinator:
         self._order = order
         self._scale = scale
         self._core = Coordination(servers, self.roster, admission_for(Sync(), self.roster, None))
+        self._layouts: dict[int, Layout] = {}  # each that was registered, by its number of parameters
         self._describing: dict[int, Describe] = {}
+        self._described: set[int] = set()  # workers whose model is known to be the chief's
         self._meetings = Meetings()
         self._norms: NormCollector | None = None
 
@@ -74,6 +76,7 @@ class Coordinator:
 
     def _depart(self, event: Finished | Lost) -> None:
         self._describing.pop(event.worker, None)
+        self._described.discard(event.worker)
         self._on(event)
         self._hold_meetings()
 
@@ -103,24 +106,40 @@ class Coordinator:
                 self._norms = NormCollector(self._servers, header.clip_norm)
         self.mode = header.mode
         self.layout = header.layout
+        self._layouts[len(header.layout.parameters)] = header.layout
         self._answer_descriptions()
 
     def _answer_descriptions(self) -> None:
-        known = self.layout.parameters
         for worker, request in list(self._describing.items()):
-            mine = request.parameters
-            if difference := _first_difference(mine, known):
-                del self._describing[worker]
+            count = len(request.parameters)
+            if (difference := self._difference(worker, request)) is not None:
                 self._refuse(worker, *difference)
-            elif self.mode is not None and request.mode != self.mode:
-                del self._describing[worker]
-                self._refuse(worker, "mode", f"{self.mode}, as the chief has it", str(request.mode))
-            elif len(mine) <= len(known) and known:
-                del self._describing[worker]
-                self._tell(worker, Described(self.layout))
+            elif count in self._layouts:
+                self._tell(worker, Described(self._layouts[count]))
             elif worker == CHIEF:
-                del self._describing[worker]
                 self._tell(worker, Described(Layout()))
+            else:
+                continue  # until the chief has registered as many
+            del self._describing[worker]
+            self._described.add(worker)
+
+    def _difference(self, worker: int, request: Describe) -> tuple[str, str, str] | None:
+        """What does not fit in a worker's description: the field, what the chief has, and what it has."""
+        if self.mode is None:
+            return None
+        known, mine = self.layout.parameters, request.parameters
+        for spec, other in zip(mine, known, strict=False):
+            if spec != other:
+                return "model", f"parameter {other} as the chief registered it", f"{spec} here"
+        if request.mode != self.mode:
+            return "mode", f"{self.mode}, as the chief has it", str(request.mode)
+        if len(mine) in self._layouts or worker == CHIEF:
+            return None
+        if len(mine) < len(known):
+            return "model", f"parameter {known[len(mine)]} as the chief registered it", "none here"
+        if worker not in self._described:  # else it has a new group of parameters, and waits for the chief's
+            return "model", f"the chief's {len(known)} parameters", f"also {mine[len(known)]} here"
+        return None
 
     def _refuse(self, worker: int, field: str, expected: str, got: str) -> None:
         from argosy.wire.protocol import Refused
@@ -167,13 +186,3 @@ class Coordinator:
             workers = [CHIEF]
         seconds = time.monotonic() - self.progress_at
         return Waiting(tuple(name(worker) for worker in workers), seconds, holds)
-
-
-def _first_difference(
-    mine: Sequence[ParameterSpec], known: Sequence[ParameterSpec]
-) -> tuple[str, str, str] | None:
-    """Where a replica's model is not the registered one."""
-    for spec, other in zip(mine, known, strict=False):
-        if spec != other:
-            return "model", f"parameter {other} as the chief registered it", f"{spec} here"
-    return None

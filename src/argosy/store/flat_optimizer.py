@@ -8,15 +8,14 @@ state. The memory stays flat; only the views become more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from argosy.errors import ConfigError
+from argosy.store.ranges import Range
 from argosy.store.rules import RULES, Run
 from argosy.wire.protocol import Group
-
-Range: TypeAlias = tuple[int, int]
 
 
 class FlatOptimizer:

@@ -13,6 +13,7 @@ import msgspec
 from argosy.modes import BufferRule, Mode
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.update.decisions import Decision, Status
+from argosy.wire.frames import Dtype
 
 PROTOCOL_VERSION = 1
 
@@ -95,6 +96,7 @@ class Register(_Header, frozen=True, tag="register"):
     clip_norm: float | None = None
     buffer_rule: BufferRule = "chief"
     buffers: tuple[str, ...] = ()
+    wire_dtype: Dtype | None = None
 
 
 class Registered(_Header, frozen=True, tag="registered"):

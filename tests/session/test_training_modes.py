@@ -15,10 +15,11 @@ from argosy.replica.exchange import Verdict
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.replica import Replica
 from argosy.session.session import Session
-from argosy.testing import LocalCluster
+from argosy.testing import Lane, LocalCluster
+from argosy.update.decisions import Status
 
 
-def one_weight() -> nn.Module:
+def one_weight() -> nn.Linear:
     """A model of one number, whose gradient is whatever a test sets: then SGD with lr 1 adds them up."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -40,6 +41,9 @@ class Bench:
     def push(self, gradient: float, weight: float | None = None) -> Verdict:
         self.weight.grad = torch.full((1, 1), gradient)
         return self.optimizer.step(weight=weight)
+
+    def pull(self) -> Verdict:
+        return self.optimizer._exchange.pull()
 
     @property
     def value(self) -> float:
@@ -67,7 +71,7 @@ def test_async_staleness_is_counted(servers: int) -> None:
             else:
                 first = bench.push(-1.0)
                 pushed.wait()
-            second = bench.push(-1.0) if replica.index == 0 else bench.optimizer.pull()
+            second = bench.push(-1.0) if replica.index == 0 else bench.pull()
             return first, second, bench.value
 
     results = LocalCluster(servers, workers, Async()).run(program)
@@ -81,7 +85,7 @@ def test_async_staleness_is_counted(servers: int) -> None:
 
 @pytest.mark.parametrize("lane", ["queue", "memory"])
 @pytest.mark.parametrize("bound", [0, 1, 2, 5])
-def test_async_staleness_is_bounded(bound: int, lane: str) -> None:
+def test_async_staleness_is_bounded(bound: int, lane: Lane) -> None:
     workers, pushes = 4, 25
 
     def program(replica: Replica) -> list[Verdict]:
@@ -89,7 +93,9 @@ def test_async_staleness_is_bounded(bound: int, lane: str) -> None:
         with bench.session:
             return [bench.push(-1.0) for _ in range(pushes)]
 
-    cluster = LocalCluster(2, workers, Async(max_staleness=bound), lane="memory" if lane == "memory" else "queue")
+    cluster = LocalCluster(
+        2, workers, Async(max_staleness=bound), lane="memory" if lane == "memory" else "queue"
+    )
     verdicts = [verdict for one in cluster.run(program) for verdict in one]
     assert {verdict.status for verdict in verdicts} == {"applied"}
     assert max(verdict.staleness for verdict in verdicts) <= bound
@@ -106,7 +112,7 @@ def test_async_without_a_bound_nobody_waits() -> None:
         with bench.session:
             if replica.index == 1:
                 assert done.wait(20)
-                return bench.optimizer.pull().global_step
+                return bench.pull().global_step
             for _ in range(10):
                 verdict = bench.push(1.0)
             done.set()
@@ -136,7 +142,7 @@ def test_a_bound_waits_for_the_slow_one_and_no_longer() -> None:
 
 # --- synchronous ------------------------------------------------------------------------------------------
 def test_sync_workers_go_on_together() -> None:
-    def program(replica: Replica) -> list[tuple[str, int, int, float]]:
+    def program(replica: Replica) -> list[tuple[Status, int, int, float]]:
         bench = Bench(replica)
         seen = []
         with bench.session:
@@ -196,7 +202,9 @@ def test_the_first_k_are_the_same_on_every_server() -> None:
 
     def program(replica: Replica) -> list[tuple[float, ...]]:
         model = nn.ParameterList([torch.zeros(1) for _ in range(3)])
-        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0), lambda name: int(name[-1]))
+        optimizer = replica.distribute(
+            torch.optim.SGD(model.parameters(), lr=1.0), lambda name: int(name[-1])
+        )
         seen = []
         with replica.session(model, optimizer, last_step=30) as session:
             for _ in session.batches(range(1000)):
@@ -221,7 +229,7 @@ def test_tokens_let_a_worker_fill_a_step_alone() -> None:
         with bench.session:
             if replica.index == 1:
                 assert made.wait(20)
-                bench.optimizer.pull()
+                bench.pull()
                 return [(v.status, v.global_step) for v in [bench.push(1.0)]]
             verdicts = [bench.push(float(g)) for g in (1, 2, 3, 6)]
             assert bench.value == -3.0
@@ -263,7 +271,7 @@ def test_a_worker_that_runs_out_of_data_lowers_the_number(distinct: bool) -> Non
 
 
 def test_skip_holds_nobody_up() -> None:
-    def program(replica: Replica) -> list[tuple[str, int, float]]:
+    def program(replica: Replica) -> list[tuple[Status, int, float]]:
         bench = Bench(replica)
         seen = []
         with bench.session:
@@ -419,7 +427,9 @@ class Wider(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("mode", "other"), [(Sync(), Async()), (Async(), Sync()), (Async(), Async(3)), (Sync(1), Sync(2))], ids=str
+    ("mode", "other"),
+    [(Sync(), Async()), (Async(), Sync()), (Async(), Async(3)), (Sync(1), Sync(2))],
+    ids=str,
 )
 def test_modes_must_agree(mode: Mode, other: Mode) -> None:
     cluster = LocalCluster(1, 2, mode)
@@ -448,7 +458,13 @@ def test_hyperparameters_must_agree_in_a_synchronous_step() -> None:
     errors = LocalCluster(2, 2, Sync()).run_to_the_end(program).errors
     for worker in (0, 1):
         message = str(errors[f"/job:worker/task:{worker}"])
-        for part in ("lr of group 0", "/job:worker/task:1", "/job:worker/task:0", "0.1", "0.30000000000000004"):
+        for part in (
+            "lr of group 0",
+            "/job:worker/task:1",
+            "/job:worker/task:0",
+            "0.1",
+            "0.30000000000000004",
+        ):
             assert part in message
 
 

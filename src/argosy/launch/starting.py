@@ -1,0 +1,70 @@
+"""How tasks become processes: forked from one that has imported torch, or cold if that cannot be.
+
+Made by `launch.local` before all else that takes time: the fork server imports meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from types import TracebackType
+
+from argosy.launch.forking import ForkFailed, ForkServer
+from argosy.launch.guard import Guard
+from argosy.launch.job import JobSpec, TaskPlan, shared_environ
+from argosy.launch.process import Process, TaskProcess, start_cold
+
+
+class Starter:
+    """Starts the tasks of a job; `warn` is told, once, if they have to be started cold."""
+
+    def __init__(self, job: JobSpec, guard: Guard, cores: int, warn: Callable[[str], None]) -> None:
+        self._guard = guard
+        self._warn = warn
+        self._server: ForkServer | None = None
+        if job.preload is None:
+            return
+        if job.script.suffix != ".py":  # an archive, or compiled: the interpreter knows what to do
+            self._go_cold(f"{str(job.script)!r} is not a .py file")
+            return
+        environ = shared_environ(job, os.environ, cores)
+        self._server = ForkServer(job.python_flags, job.command, environ, job.preload, guard)
+
+    def wait_until_ready(self) -> None:
+        """Until tasks can be started. Seconds: Ctrl-C must still mean what it means to Python."""
+        if self._server is not None:
+            try:
+                self._server.wait_until_ready()
+            except ForkFailed as error:
+                self._go_cold(str(error))
+
+    def start(self, plan: TaskPlan, listener: socket.socket | None) -> TaskProcess:
+        """Start a task."""
+        return TaskProcess(plan.task, self._process(plan, listener), self._guard)
+
+    def close(self) -> None:
+        """No more tasks will be started."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def __enter__(self) -> Starter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _process(self, plan: TaskPlan, listener: socket.socket | None) -> Process:
+        if self._server is not None:
+            try:
+                return self._server.start(plan.environ, listener)
+            except ForkFailed as error:
+                self._go_cold(str(error))
+        return start_cold(plan, self._guard, listener)
+
+    def _go_cold(self, why: str) -> None:
+        self.close()
+        self._warn(f"argosy: no fork server, so each task imports torch for itself: {why}")
