@@ -51,7 +51,7 @@ class Contender:
 
 def _limit(copies: int) -> Callable[[Training], list[Launch]]:
     def launches(training: Training) -> list[Launch]:
-        script = (sys.executable, str(SCRIPTS / "limit.py"), *training.words)
+        script = (sys.executable, str(SCRIPTS / "limit.py"), *training.words, "--count", str(copies))
         return [Launch(f"worker-{index}", (*script, "--index", str(index))) for index in range(copies)]
 
     return launches

@@ -18,7 +18,7 @@ def main() -> None:
     model = build(job.network)
     optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True))
     versions = {"argosy": argosy.__version__, "torch": torch.__version__}
-    recorder = Recorder(job.out, replica.index, job.seconds, versions)
+    recorder = Recorder(job, replica.index, replica.count, versions)
     with replica.session(model, optimizer) as session:
         for inputs, labels in session.batches(Batches(job.network, job.data, replica.index)):
             optimizer.zero_grad()

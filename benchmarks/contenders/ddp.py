@@ -30,7 +30,7 @@ def main() -> None:
         build(job.network), gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
-    recorder = Recorder(job.out, job.index, job.seconds, {"torch": torch.__version__})
+    recorder = Recorder(job, job.index, WORKERS, {"torch": torch.__version__})
     for inputs, labels in Batches(job.network, job.data, job.index).forever():
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), labels)

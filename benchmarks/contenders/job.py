@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import signal
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from benchmarks.networks import NETWORKS, Network
 
 _PR_SET_PDEATHSIG = 1
+_LOOK_EVERY = 0.05
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Job:
     mode: str
     role: str
     index: int
+    count: int
     ports: tuple[int, ...]
 
 
@@ -40,21 +43,30 @@ def read_job() -> Job:
     parser.add_argument("--way", default="async")
     parser.add_argument("--role", default="worker")
     parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1, help="workers in all")
     parser.add_argument("--ports", default="")
     args = parser.parse_args()
     ports = tuple(int(port) for port in args.ports.split(",") if port)
     network = NETWORKS[args.network]
-    return Job(network, args.data, args.out, args.seconds, args.way, args.role, args.index, ports)
+    return Job(network, args.data, args.out, args.seconds, args.way, args.role, args.index, args.count, ports)
 
 
 class Recorder:
-    """One worker's timestamps. The file appears whole, when `seconds` have passed since the first step."""
+    """One worker's timestamps, and when they are enough: `seconds` after every worker has made a step.
 
-    def __init__(self, out: Path, index: int, seconds: float, versions: dict[str, str]) -> None:
-        self._path = out / f"worker-{index}.json"
-        self._seconds = seconds
+    Workers may start far apart; each leaves a file at its first step, so that all know when all run. The file
+    of the timestamps appears whole.
+    """
+
+    def __init__(self, job: Job, index: int, workers: int, versions: dict[str, str]) -> None:
+        self._path = job.out / f"worker-{index}.json"
+        self._first = job.out / f"first-{index}"
+        self._others = [job.out / f"first-{other}" for other in range(workers)]
+        self._seconds = job.seconds
         self._versions = versions
         self._stamps: list[float] = []
+        self._deadline = math.inf
+        self._look_again = 0.0
         self.over = False
 
     def step(self) -> bool:
@@ -63,11 +75,19 @@ class Recorder:
             return False
         now = time.monotonic()
         self._stamps.append(now)
-        if now - self._stamps[0] < self._seconds:
+        if self._deadline == math.inf and now >= self._look_again:
+            self._look(now)
+        if now < self._deadline:
             return True
         self.over = True
         write_whole(self._path, {"stamps": self._stamps, "versions": self._versions})
         return False
+
+    def _look(self, now: float) -> None:
+        self._first.touch()
+        self._look_again = now + _LOOK_EVERY
+        if all(first.exists() for first in self._others):
+            self._deadline = now + self._seconds
 
 
 def end_with_parent() -> None:

@@ -16,7 +16,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = build(job.network)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
-    recorder = Recorder(job.out, job.index, job.seconds, {"torch": torch.__version__})
+    recorder = Recorder(job, job.index, job.count, {"torch": torch.__version__})
     for inputs, labels in Batches(job.network, job.data, job.index).forever():
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), labels)

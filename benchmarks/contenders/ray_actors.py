@@ -57,7 +57,7 @@ class Worker:
         targets = [[parameter.detach() for parameter in share] for share in shares]
         flats = [torch.empty(sum(parameter.numel() for parameter in share)) for share in shares]
         versions = {"ray": str(ray.__version__), "torch": torch.__version__}
-        recorder = Recorder(job.out, self._index, job.seconds, versions)
+        recorder = Recorder(job, self._index, WORKERS, versions)
         for inputs, labels in Batches(job.network, job.data, self._index).forever():
             model.zero_grad()
             loss = F.cross_entropy(model(inputs), labels)

@@ -46,7 +46,7 @@ def train(job: Job) -> None:
     model = build(job.network)
     shares = split_evenly(list(model.parameters()), SERVERS)
     targets = [[parameter.detach() for parameter in share] for share in shares]
-    recorder = Recorder(job.out, job.index, job.seconds, {"torch": torch.__version__})
+    recorder = Recorder(job, job.index, WORKERS, {"torch": torch.__version__})
     for inputs, labels in Batches(job.network, job.data, job.index).forever():
         model.zero_grad()
         loss = F.cross_entropy(model(inputs), labels)

@@ -9,6 +9,7 @@ Trains on until the harness ends it: the servers never end by themselves.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from importlib import import_module
 from itertools import pairwise
@@ -97,7 +98,10 @@ def train(job: Job, server: Any, cluster: Any, config: Any) -> None:
             )
             hooks.append(optimizer.make_session_run_hook(job.index == 0))
         update = optimizer.minimize(loss, global_step=step)
-    recorder = Recorder(job.out, job.index, job.seconds, {"tensorflow": str(tensorflow.__version__)})
+    recorder = Recorder(job, job.index, WORKERS, {"tensorflow": str(tensorflow.__version__)})
+    ready = job.out / "chief-ready"
+    while job.index > 0 and not ready.exists():
+        time.sleep(0.05)  # a session that finds no variables yet would look again after 30 s only
     with tf.train.MonitoredTrainingSession(
         master=server.target,
         is_chief=job.index == 0,
@@ -108,6 +112,7 @@ def train(job: Job, server: Any, cluster: Any, config: Any) -> None:
         save_summaries_secs=None,
         log_step_count_steps=None,
     ) as session:
+        ready.touch()
         while True:
             session.run(update)
             recorder.step()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from abc import ABC, abstractmethod
+
+from zmq.utils.garbage import gc as zmq_memory
 
 from argosy.cluster.spec import Address
 from argosy.wire.channel import Channel, Listener
@@ -11,6 +13,11 @@ from argosy.wire.inbox import Inbox
 from argosy.wire.local_channel import LocalListener
 from argosy.wire.unix_channel import UnixChannel, UnixListener
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
+
+
+# pyzmq's own thread, which lets go of memory that ZeroMQ has sent: one for the process, started when first
+# needed. Here it is started at once, so that no test is blamed for it.
+zmq_memory.start()
 
 
 def bound_socket(listening: bool = True) -> tuple[socket.socket, Address]:
@@ -22,38 +29,53 @@ def bound_socket(listening: bool = True) -> tuple[socket.socket, Address]:
     return sock, Address("127.0.0.1", sock.getsockname()[1])
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """A listener, ways to connect to it, and a way to send what is no message."""
 
+    closed = False
+
     @property
+    @abstractmethod
     def listener(self) -> Listener:
         """The server's end."""
 
+    @abstractmethod
     def connect(self) -> Channel:
         """One more client."""
 
+    @abstractmethod
     def throw(self, channel: Channel, garbage: bytes) -> None:
         """Send bytes as they are, in place of a message."""
 
+    def close(self) -> None:
+        """Close the listener, if a test has not done so."""
+        if not self.closed:
+            self.closed = True
+            self.listener.close()
 
-class Local:
+
+class Local(Transport):
     """In this process."""
 
     def __init__(self) -> None:
-        self.listener = LocalListener()
+        self._inbox = LocalListener()
         self._peers: dict[int, bytes] = {}
+
+    @property
+    def listener(self) -> Listener:
+        return self._inbox
 
     def connect(self) -> Channel:
         peer = b"peer-%d" % len(self._peers)
-        channel = self.listener.connect(peer)
+        channel = self._inbox.connect(peer)
         self._peers[id(channel)] = peer
         return channel
 
     def throw(self, channel: Channel, garbage: bytes) -> None:
-        self.listener.deliver(self._peers[id(channel)], [garbage])
+        self._inbox.deliver(self._peers[id(channel)], [garbage])
 
 
-class Zmq:
+class Zmq(Transport):
     """Over TCP."""
 
     def __init__(self) -> None:
@@ -74,7 +96,7 @@ class Zmq:
         channel._dealer.send(garbage)
 
 
-class Unix:
+class Unix(Transport):
     """Through shared memory."""
 
     def __init__(self) -> None:

@@ -32,9 +32,10 @@ for stream in (sys.stdin, sys.stdout, sys.stderr):
 files = [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
 print(len(files), [os.get_inheritable(int(name)) for name in files])
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []), gc.isenabled(), gc.get_threshold())
-print(threading.current_thread() is threading.main_thread(), len(os.listdir("/proc/self/task")), sys.excepthook is sys.__excepthook__)
+print(threading.current_thread() is threading.main_thread(), sys.excepthook is sys.__excepthook__)
+print(len(os.listdir("/proc/self/task")), os.umask(0o22), os.sched_getaffinity(0), sys.getswitchinterval())
 """
-# One a worker; 0 may not end the job before the others have ended.
+# One a worker.
 ENDS = """
 import atexit, threading
 atexit.register(print, "at exit")
@@ -71,6 +72,7 @@ if job == "worker":
     ends[index]()
 """
 COUNT_OF_ENDS = 20
+ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 def both_ways(launcher: Launcher, body: str, *options: str) -> tuple[Launch, Launch]:
@@ -90,7 +92,7 @@ def test_a_script_sees_what_it_would_see(forking_launcher: Launcher) -> None:
         assert len(forked.lines(task)) > 60
 
 
-@pytest.mark.parametrize("name", ["train.py", "./train.py", "sub/../train.py", "link.py"])
+@pytest.mark.parametrize("name", ["sub/../train.py", "./link.py"])
 def test_the_script_may_be_named_in_many_ways(forking_launcher: Launcher, name: str) -> None:
     script = forking_launcher.script("print(__file__, sys.argv, sys.path[0]); raise ValueError(__file__)")
     (script.parent / "sub").mkdir()
@@ -128,9 +130,9 @@ def test_it_ends_as_it_would_end(forking_launcher: Launcher) -> None:
     assert sorted(ends.findall(forked.errors)) == sorted(ends.findall(cold.errors))
     assert len(ends.findall(cold.errors)) >= 12
     for index in range(COUNT_OF_ENDS):
-        ours, theirs = (sorted((log / f"worker-{index}.log").read_text().split("\n")) for log in logs)
-        assert ours == theirs
-        assert "launch/fork" not in "".join(ours)
+        ours, theirs = (ADDRESS.sub("0x", (log / f"worker-{index}.log").read_text()) for log in logs)
+        assert sorted(ours.split("\n")) == sorted(theirs.split("\n"))  # two streams, in any order
+        assert "launch/fork" not in ours
 
 
 def test_no_two_tasks_draw_alike(forking_launcher: Launcher) -> None:

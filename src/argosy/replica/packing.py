@@ -7,7 +7,7 @@ views, until `release` gives them memory of their own again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -55,14 +55,19 @@ class Packing:
             views.append(flat.view(shape) if whole else flat)
         return views
 
-    def pack(self, scale: float = 1.0) -> tuple[dict[int, list[torch.Tensor]], tuple[int, ...]]:
-        """The gradients, times `scale`, by server; and the numbers of the parameters that have none."""
+    def pack(
+        self, scale: float = 1.0, done: Collection[int] = ()
+    ) -> tuple[dict[int, list[torch.Tensor]], tuple[int, ...]]:
+        """The gradients, times `scale`, by server; and the numbers of the parameters that have none.
+
+        Blocks in `done` are left as they are: their gradients have been copied before.
+        """
         gradients = [parameter.grad for parameter in self._parameters]
         absent = tuple(number for number, gradient in enumerate(gradients) if gradient is None)
         targets, sources = [], []
         for piece, whole, view in zip(self._pieces, self._whole, self._gradient_views, strict=True):
             gradient = gradients[piece.parameter]
-            if gradient is None:
+            if gradient is None or piece.block in done:
                 continue
             targets.append(view)
             sources.append(gradient if whole and not gradient.is_sparse else _part(gradient, piece, whole))
@@ -71,6 +76,19 @@ class Packing:
         if scale != 1.0:
             torch._foreach_mul_(self._gradients, scale)
         return self._split(self._gradients), absent
+
+    def pack_piece(self, parameter: int, block: int) -> None:
+        """Copy what one parameter's gradient has in one block."""
+        gradient = self._parameters[parameter].grad
+        if gradient is None:
+            return
+        for piece, whole, view in zip(self._pieces, self._whole, self._gradient_views, strict=True):
+            if piece.parameter == parameter and piece.block == block:
+                view.copy_(_part(gradient, piece, whole))
+
+    def block(self, number: int) -> torch.Tensor:
+        """The memory of one block's gradient."""
+        return self._gradients[number]
 
     def slots(self) -> dict[int, list[torch.Tensor]]:
         """Where `pack` writes the gradients, by server."""

@@ -138,12 +138,14 @@ class Replica:
         placement: UserPlacement | None = None,
         clip_norm: float | None = None,
         wire_dtype: torch.dtype | None = None,
+        overlap: bool = False,
     ) -> DistributedOptimizer:
         """An optimizer whose `step()` trains together with all the replicas.
 
         `placement`: which server keeps which parameter (Greedy, RoundRobin, Split, a function or a mapping
         of parameter names). `clip_norm`: clip the averaged gradient by its norm over all servers.
         `wire_dtype`: torch.bfloat16 halves what travels between hosts; the servers go on in full precision.
+        `overlap`: gradients leave for other hosts while backward goes on; `step` commits them.
         """
         from argosy.replica.optimizer import DistributedOptimizer
         from argosy.wire.tensors import dtype_name
@@ -155,7 +157,7 @@ class Replica:
         from argosy.replica.served import Options
 
         wire = None if wire_dtype is None else dtype_name(wire_dtype, "the wire")
-        options = Options(Greedy() if placement is None else placement, clip_norm, wire)
+        options = Options(Greedy() if placement is None else placement, clip_norm, wire, overlap)
         return DistributedOptimizer(optimizer, self._exchange(optimizer, options))
 
     def _exchange(self, optimizer: torch.optim.Optimizer, options: Options) -> Exchange:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from argosy.modes import Mode
 from argosy.replica.exchange import Training, Verdict, names_of, parameters_of
 from argosy.replica.model_state import ModelState
+from argosy.replica.overlap import Overlap
 from argosy.replica.packing import Packing
 from argosy.store.client import StoreClient
 from argosy.store.layout import Layout, ParameterSpec, extend
@@ -31,6 +33,11 @@ class Options:
     placement: UserPlacement
     clip_norm: float | None = None
     wire_dtype: Dtype | None = None
+    overlap: bool = False
+
+
+# Blocks that leave while backward goes on are of this size: small enough to be ready early.
+_BUCKET_BYTES = 4 * 2**20
 
 
 class ServedExchange:
@@ -52,6 +59,7 @@ class ServedExchange:
         self._layout = Layout()
         self._version = 0
         self._groups: tuple[Group, ...] | None = None
+        self._overlap: Overlap | None = None
 
     # --- beginning ----------------------------------------------------------------------------------------
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
@@ -75,12 +83,13 @@ class ServedExchange:
         if not layout.parameters:
             fresh = specs[len(self._layout.parameters) :]
             shares = place(self._options.placement, fresh, self._layout.loads(self._servers))
-            layout = extend(self._layout, fresh, shares)
+            layout = extend(self._layout, fresh, shares, _BUCKET_BYTES if self._options.overlap else None)
             self._packing = self._pack(layout, parameters)
             self._client.register(self._registrations(layout))
         else:
             self._packing = self._pack(layout, parameters)
         self._client.share(self._packing.slots())
+        self._send_ahead(layout, parameters)
         self._layout = layout
         self._count = len(parameters)
 
@@ -90,6 +99,13 @@ class ServedExchange:
             far = [server for server, near in enumerate(self._client.in_place) if not near]
             wire = dict.fromkeys(far, self._options.wire_dtype)
         return Packing(layout, parameters, self._client.reserve, wire)
+
+    def _send_ahead(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
+        if self._overlap is not None:
+            self._overlap.close()
+        far = [server for server, near in enumerate(self._client.in_place) if not near]
+        if self._options.overlap and far:
+            self._overlap = Overlap(layout, parameters, self._packing, far, self._client.send_ahead)
 
     def _registrations(self, layout: Layout) -> list[tuple[Register, list[torch.Tensor]]]:
         values = self._packing.values()
@@ -116,14 +132,17 @@ class ServedExchange:
         """See `Exchange`."""
         if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._count:
             self._register()
-        tensors, absent = self._packing.pack(scale)
+        done, ahead = self._overlap.collect(scale) if self._overlap is not None else ((), {})
+        tensors, absent = self._packing.pack(scale, done)
         brings = self._is_chief or self._training.buffer_rule == "mean"
         buffers = self._state.changed() if brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
-        return self._push("gradient", tensors, weight, absent, tuple(buffers))
+        return self._push("gradient", tensors, weight, absent, tuple(buffers), ahead)
 
     def skip(self) -> Verdict:
         """See `Exchange`."""
+        if self._overlap is not None:
+            self._overlap.reset()
         return self._push("skip", {})
 
     def pull(self) -> Verdict:
@@ -137,11 +156,12 @@ class ServedExchange:
         weight: float = 1.0,
         absent: tuple[int, ...] = (),
         buffers: tuple[str, ...] = (),
+        ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> Verdict:
         groups = groups_of(self._optimizer)
         news = groups if groups != self._groups else None
         request = PushRequest(0, self._version, kind, weight, absent, news, buffers)
-        answers = self._client.push(request, tensors)
+        answers = self._client.push(request, tensors, ahead)
         self._groups = groups
         return self._take(answers)
 
@@ -159,3 +179,5 @@ class ServedExchange:
     def release(self) -> None:
         """See `Exchange`."""
         self._packing.release()
+        if self._overlap is not None:
+            self._overlap.close()

@@ -19,7 +19,7 @@ from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
 from argosy.update.decisions import Answer, Apply, Decision, Forget
 from argosy.wire.message import Message
-from argosy.wire.protocol import Group, Header, PushRequest, Register, Verdict
+from argosy.wire.protocol import Bucket, Group, Header, PushRequest, Register, Verdict
 from argosy.wire.tensors import torch_dtype
 
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
@@ -64,6 +64,7 @@ class Carrier:
         self._first_groups: tuple[Group, ...] = ()
         self._held: dict[tuple[int, int], _HeldPush] = {}
         self._slots: dict[int, Sequence[torch.Tensor]] = {}
+        self._buckets: dict[int, tuple[int, dict[int, torch.Tensor]]] = {}  # sent ahead, for which push
         self._groups: dict[int, tuple[Group, ...]] = {}  # each worker's latest hyperparameters
         self._verdicts: dict[int, Verdict] = {}  # each worker's latest answer
         self._orders: deque[Decision] = deque()
@@ -110,12 +111,41 @@ class Carrier:
         buffers = dict(zip(header.buffers, message.tensors[count:], strict=True))
         if unknown := [name for name, value in buffers.items() if not self.buffers.known(name, value)]:
             raise WireError(f"push: unknown buffers {unknown}")
-        gradient = self.shard.accept(message.tensors[:count], header.absent)
+        blocks = message.tensors[:count]
+        if header.ahead:
+            whole = self._with_buckets(worker, header, blocks)
+            if whole is None:
+                return False  # the worker will ask, and send all of it again
+            blocks = whole
+        gradient = self.shard.accept(blocks, header.absent)
         groups = self._groups.get(worker, self._first_groups)
         self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers)
         if self._early is not None and header.kind == "gradient" and header.weight == 1.0:
             self._add_early()
         return True
+
+    def keep_bucket(self, worker: int, message: Message[Bucket]) -> None:
+        """Keep a block that was sent ahead; those of an earlier push are of no use any more."""
+        header = message.header
+        if len(message.tensors) != 1 or header.place >= self.shard.count:
+            raise WireError(f"bucket: expected one block at a place below {self.shard.count}")
+        seq, kept = self._buckets.get(worker, (0, {}))
+        kept = kept if seq == header.seq else {}
+        self._buckets[worker] = (header.seq, {**kept, header.place: message.tensors[0]})
+
+    def _with_buckets(
+        self, worker: int, header: PushRequest, rest: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor] | None:
+        """All blocks of a push, those that came ahead in their places; None if one of them is not here."""
+        seq, kept = self._buckets.pop(worker, (0, {}))
+        if seq != header.seq or not set(header.ahead) <= kept.keys():
+            return None
+        later = iter(rest)
+        places = range(len(header.ahead) + len(rest))
+        ahead = set(header.ahead)
+        if not ahead <= set(places):
+            raise WireError(f"push: blocks {header.ahead} ahead, but {len(places)} in all")
+        return [kept[place] if place in ahead else next(later) for place in places]
 
     def _add_early(self) -> None:
         """Add the gradients that stand first in the next sum, while those of later workers are awaited."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from argosy.wire.frames import FrameSpec
 from argosy.wire.message import Message
 from argosy.wire.protocol import (
     Ask,
+    Bucket,
     Describe,
     Described,
     Fail,
@@ -163,23 +165,37 @@ class StoreClient:
         return [channel.in_place for channel in self._channels]
 
     # --- training -----------------------------------------------------------------------------------------
+    def send_ahead(self, server: int, place: int, tensor: torch.Tensor) -> None:
+        """Send a block of the next push, which then names it."""
+        self._channels[server].send(Bucket(self._seq + 1, place), [tensor])
+
     def push(
-        self, request: PushRequest, tensors: Mapping[int, Sequence[torch.Tensor]]
+        self,
+        request: PushRequest,
+        tensors: Mapping[int, Sequence[torch.Tensor]],
+        ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> list[Message[Verdict]]:
-        """Send a push to all servers (its number is set here), and wait for every answer."""
+        """Send a push to all servers (its number is set here), and wait for every answer.
+
+        `ahead`: by server, the places of the blocks that it has already.
+        """
         self._seq += 1
         numbered = msgspec.structs.replace(request, seq=self._seq, shared=self._shares)
         # Buffers lie on the coordinator alone.
         plain = msgspec.structs.replace(numbered, buffers=()) if numbered.buffers else numbered
 
-        def send(server: int) -> None:
-            if server == 0:
-                self._channels[0].send(numbered, tensors.get(0, ()))
-            elif not self._shares:  # else the coordinator tells it
-                self._channels[server].send(plain, tensors.get(server, ()))
+        def send(server: int, there: Collection[int] = ()) -> None:
+            header = numbered if server == 0 else plain
+            if server and self._shares:  # the coordinator tells it
+                return
+            frames = tensors.get(server, ())
+            if there:
+                header = msgspec.structs.replace(header, ahead=tuple(there))
+                frames = [tensor for place, tensor in enumerate(frames) if place not in there]
+            self._channels[server].send(header, frames)
 
         for server in range(len(self._channels)):
-            send(server)
+            send(server, ahead.get(server, ()))
         return [self._await_verdict(server, send) for server in range(len(self._channels))]
 
     def _await_verdict(self, server: int, send: Callable[[int], None]) -> Message[Verdict]:

@@ -94,14 +94,19 @@ class Layout(msgspec.Struct, frozen=True):
         return loads
 
 
-def extend(layout: Layout, parameters: Sequence[ParameterSpec], shares: Sequence[Sequence[Share]]) -> Layout:
-    """`layout` and, in blocks of their own, these parameters with these shares."""
+def extend(
+    layout: Layout,
+    parameters: Sequence[ParameterSpec],
+    shares: Sequence[Sequence[Share]],
+    block_bytes: int | None = None,
+) -> Layout:
+    """`layout` and, in blocks of their own of at most `block_bytes`, these parameters with these shares."""
     filling: dict[tuple[int, int, Dtype], int] = {}
     blocks: list[Block] = []
     pieces: list[Piece] = []
     first_block, first_parameter = len(layout.blocks), len(layout.parameters)
     for index, (spec, parts) in enumerate(zip(parameters, shares, strict=True)):
-        capacity = MAX_FRAME_BYTES // ITEMSIZE[spec.dtype]
+        capacity = (block_bytes or MAX_FRAME_BYTES) // ITEMSIZE[spec.dtype]
         for share in parts:
             key = (share.server, spec.group, spec.dtype)
             for start, stop in _cut(share.start, share.stop, capacity):

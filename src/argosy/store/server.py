@@ -27,6 +27,7 @@ from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, 
 from argosy.wire.message import Message
 from argosy.wire.protocol import (
     Ask,
+    Bucket,
     Describe,
     Fail,
     Header,
@@ -189,6 +190,8 @@ class ParameterServer:
                 self._push(task.index, Message(header, message.tensors))
             case Register():
                 self._register(task, Message(header, message.tensors))
+            case Bucket():
+                self._carrier.keep_bucket(task.index, Message(header, message.tensors))
             case Slots():
                 self._carrier.keep_slots(task.index, message.tensors)
                 self._reply(task.index, SlotsKept(), ())

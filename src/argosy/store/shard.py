@@ -76,6 +76,11 @@ class Shard:
         flat = [tensor if tensor.dim() == 1 else tensor.view(-1) for tensor in tensors]
         return Gradient(flat, frozenset(absent))
 
+    @property
+    def count(self) -> int:
+        """The number of blocks."""
+        return len(self._masters)
+
     def add_early(self, gradient: Gradient) -> None:
         """Add a gradient that will be the next in the sum, whatever else comes."""
         self._sums.add_early(gradient, self._masters)

@@ -115,7 +115,8 @@ class PushRequest(_Header, frozen=True, tag="push"):
     """A gradient, a turn without one, or a wish for values. Frames: one a block of mine, then buffers.
 
     `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed. `shared`:
-    the other servers find their share in my slots, and hear of it from the coordinator.
+    the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
+    of the blocks that were sent ahead, and have no frame here.
     """
 
     seq: Count
@@ -126,6 +127,14 @@ class PushRequest(_Header, frozen=True, tag="push"):
     groups: tuple[Group, ...] | None = None
     buffers: tuple[str, ...] = ()
     shared: bool = False
+    ahead: tuple[Index, ...] = ()
+
+
+class Bucket(_Header, frozen=True, tag="bucket"):
+    """A block of a push that is still to come, at this place among the server's blocks. Frames: the block."""
+
+    seq: Count
+    place: Index
 
 
 class Verdict(_Header, frozen=True, tag="verdict"):
@@ -230,6 +239,7 @@ Header: TypeAlias = (
     | Slots
     | SlotsKept
     | PushRequest
+    | Bucket
     | Verdict
     | Ask
     | Waiting
