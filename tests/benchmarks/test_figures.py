@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from benchmarks.figures import (
     NoWindow,
     Window,
@@ -16,6 +13,8 @@ from benchmarks.figures import (
     short,
     spread,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def steady(first: float, every: float, count: int) -> list[float]:

@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from benchmarks import report
 from benchmarks.memory import allowed_for_server, growth, task_ids
 from benchmarks.tables import Table, markdown
+
+from benchmarks import report
 
 MACHINE = {
     "when": "2026-01-01T00:00:00+00:00",

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from argosy import bench
-from argosy.errors import ConfigError
 from benchmarks.catalogue import BY_NAME, Training
 from benchmarks.contenders.job import Job, Recorder
 from benchmarks.networks import NETWORKS
 from benchmarks.running import Launch, Run, RunFailed, run
 
+from argosy import bench
+from argosy.errors import ConfigError
+
 WRITE = "import pathlib; pathlib.Path('done.json').write_text('[1]')"
-LINGER = "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
-LINGER += " start_new_session=True); print(child.pid, flush=True); "
+LINGER = """
+import subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True)
+"""
 
 
 def plan(out: Path, code: str, seconds: float = 30.0, grace: float = 0.0) -> Run:

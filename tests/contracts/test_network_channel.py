@@ -58,7 +58,9 @@ def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
 
 
 def test_a_host_that_does_not_resolve_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ps: expected a host name that resolves, got no-such-host.invalid"):
+    with pytest.raises(
+        ConfigError, match=r"ps: expected a host name that resolves, got no-such-host\.invalid"
+    ):
         bind_address(Address("no-such-host.invalid", 1), "ps")
     assert bind_address(Address("localhost", 5), "ps") == Address("127.0.0.1", 5)
     assert bind_address(Address("::1", 5), "ps") == Address("::1", 5)

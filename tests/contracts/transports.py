@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 
-from zmq.utils.garbage import gc as zmq_memory
+import zmq
 
 from argosy.cluster.spec import Address
 from argosy.wire.channel import Channel, Listener
@@ -15,9 +15,16 @@ from argosy.wire.unix_channel import UnixChannel, UnixListener
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
 
-# pyzmq's own thread, which lets go of memory that ZeroMQ has sent: one for the process, started when first
-# needed. Here it is started at once, so that no test is blamed for it.
-zmq_memory.start()
+def warm_up() -> None:
+    """Start pyzmq's thread for memory that was sent: one a process, and no test is to be blamed for it."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://warm-up")
+        other.connect("inproc://warm-up")
+        one.send(bytearray(2**20), copy=False)
+        other.recv()
+
+
+warm_up()
 
 
 def bound_socket(listening: bool = True) -> tuple[socket.socket, Address]:

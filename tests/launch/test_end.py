@@ -55,6 +55,7 @@ def test_a_signal_ends_everything(launcher: Launcher, number: int, code: int) ->
     assert launch.errors.endswith("ending 3 tasks\n")
 
 
+@pytest.mark.parametrize("launcher", ["forked"], indirect=True)  # the supervisor's patience, once
 def test_who_ignores_it_is_killed(launcher: Launcher) -> None:
     launch = launcher.start(STUBBORN)
     launch.until(*printed("stubborn"))
@@ -120,7 +121,7 @@ def test_kill_9_leaves_nothing(launcher: Launcher) -> None:
     launch.finish()
 
 
-@pytest.mark.parametrize("started", [1, 2, 4])
+@pytest.mark.parametrize("started", [1, 2, 3, 5])
 def test_kill_9_while_tasks_start_leaves_nothing(launcher: Launcher, started: int) -> None:
     launcher.patience = 5.0
     launch = launcher.start(HANG, "--workers", "8")

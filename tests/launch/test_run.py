@@ -214,6 +214,7 @@ def test_a_server_that_is_killed_is_the_cause_of_what_follows(launcher: Launcher
     assert last.endswith("the first of 3 failures")
 
 
+@pytest.mark.parametrize("launcher", ["forked"], indirect=True)  # the supervisor's patience, once
 def test_others_that_do_not_end_after_a_failure_are_ended(launcher: Launcher) -> None:
     launcher.keeps_logs = True
     done = launcher.run("sys.exit('no such data') if (job, index) == ('worker', 0) else hang()")

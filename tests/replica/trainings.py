@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -38,6 +39,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
+@cache
 def batch(step: int, worker: int, size: int = 4, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """The batch of a worker in a step; always the same."""
     generator = torch.Generator().manual_seed(1000 * step + worker)

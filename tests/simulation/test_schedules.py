@@ -22,7 +22,7 @@ MODES: dict[str, Mode] = {
     "any 5 fold": Sync(aggregate=5, distinct=False, late="fold"),
     "any n": Sync(distinct=False),
 }
-SCHEDULES = 40
+SCHEDULES = 25
 
 
 def scenarios(mode: Mode) -> dict[str, Scenario]:

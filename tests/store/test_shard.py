@@ -158,6 +158,38 @@ def test_the_order_of_the_parts_decides_the_bits_and_nothing_else_does() -> None
     assert torch.equal(first.values()[0], second.values()[0])
 
 
+def test_what_is_summed_early_has_the_same_bits() -> None:
+    gradients = [[torch.randn(1000)] for _ in range(4)]
+    results = []
+    for early in range(5):
+        twins = Twins([(1000,)], MOMENTUM)
+        shard = twins.shards[0]
+        parts = [twins.accepted(shard, 0, gradient) for gradient in gradients]
+        for part in parts[:early]:
+            assert shard.is_whole(part)
+            shard.add_early(part)
+        shard.reduce([(part, 1.0) for part in parts])
+        shard.update(None)
+        results.append(twins.values()[0])
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("chosen", [[1], [1, 2], [0], [2, 0], [3, 0, 1, 2]], ids=str)
+def test_what_was_summed_early_and_is_not_first_after_all_does_not_count(chosen: list[int]) -> None:
+    """A worker died between two servers, or was replaced: the coordinator's order is what counts."""
+    early, plain = Twins([(1000,)], MOMENTUM), Twins([(1000,)], MOMENTUM)
+    gradients = [[torch.randn(1000)] for _ in range(4)]
+    for twins in (early, plain):
+        shard = twins.shards[0]
+        parts = [twins.accepted(shard, 0, gradient) for gradient in gradients]
+        for part in parts[:2] if twins is early else ():
+            shard.add_early(part)
+        for order in (chosen, [0, 1]):
+            shard.reduce([(parts[worker], 1.0) for worker in order])
+            shard.update(None)
+    assert torch.equal(early.values()[0], plain.values()[0])
+
+
 def test_gradients_are_only_read() -> None:
     for optimizer in (param.values[0] for param in OPTIMIZERS):
         twins = Twins(SHAPES, optimizer)
@@ -187,9 +219,8 @@ def test_the_squares_of_the_shares_are_the_square_of_the_norm() -> None:
     for server, shard in enumerate(twins.shards):
         shard.reduce([(twins.accepted(shard, server, gradient), 1.0) for gradient in gradients])
     squares = sum(shard.square() for shard in twins.shards)
-    means = [
-        sum(value for g in gradients if (value := g[number]) is not None) / 2 for number in range(1, len(SHAPES))
-    ]
+    numbers = range(1, len(SHAPES))
+    means = [sum(value for g in gradients if (value := g[number]) is not None) / 2 for number in numbers]
     norm = torch.cat([torch.as_tensor(mean).reshape(-1) for mean in means]).double().norm()
     assert squares == pytest.approx(float(norm) ** 2, rel=1e-6)
 
@@ -231,7 +262,7 @@ def test_a_gradient_of_another_size_is_refused() -> None:
     shard = Twins([(4,)], ADAM).shards[0]
     with pytest.raises(WireError, match="block 0: expected 4 floats, got 5"):
         shard.accept([torch.zeros(5)], ())
-    with pytest.raises(WireError, match="block 0: expected 4 floats, got 4 of torch.int64"):
+    with pytest.raises(WireError, match=r"block 0: expected 4 floats, got 4 of torch\.int64"):
         shard.accept([torch.zeros(4, dtype=torch.int64)], ())
     with pytest.raises(WireError, match="expected at most 1 blocks, got 2"):
         shard.accept([torch.zeros(4), torch.zeros(4)], ())
@@ -278,7 +309,7 @@ def test_an_optimizer_is_described_by_plain_data() -> None:
 
 
 def test_an_unknown_optimizer_is_refused_by_the_server_too() -> None:
-    with pytest.raises(ConfigError, match="optimizer: expected one of .*SGD.*, got 'LBFGS'"):
+    with pytest.raises(ConfigError, match=r"optimizer: expected one of .*SGD.*, got 'LBFGS'"):
         FlatOptimizer("LBFGS", {}, [torch.zeros(2)])
 
 

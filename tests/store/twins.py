@@ -10,7 +10,8 @@ import torch
 from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe, groups_of
 from argosy.store.placement import Greedy, UserPlacement, place
-from argosy.store.shard import Gradient, Shard
+from argosy.store.shard import Shard
+from argosy.store.sums import Gradient
 from argosy.wire.tensors import dtype_name, torch_dtype
 
 Optimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -19,9 +20,10 @@ WorkerGradient = Sequence[torch.Tensor | None]
 
 def pack(layout: Layout, values: WorkerGradient, server: int) -> list[torch.Tensor]:
     """The blocks of a server with these values; what is None is noise, which nobody may read."""
+    mine = {number: layout.blocks[number] for number in layout.blocks_of(server)}
     blocks = {
-        number: torch.full((layout.blocks[number].count,), 5e4, dtype=torch_dtype(layout.blocks[number].dtype))
-        for number in layout.blocks_of(server)
+        number: torch.full((block.count,), 5e4, dtype=torch_dtype(block.dtype))
+        for number, block in mine.items()
     }
     for piece in layout.pieces:
         value = values[piece.parameter]

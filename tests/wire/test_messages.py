@@ -19,6 +19,7 @@ from argosy.wire.frames import ITEMSIZE, FrameSpec
 from argosy.wire.message import decode, encode
 from argosy.wire.protocol import (
     Ask,
+    Bucket,
     Describe,
     Described,
     Fail,
@@ -85,6 +86,7 @@ EXAMPLES: list[Header] = [
     Register(LAYOUT, OptimizerSpec("Adam", GROUPS), Ring(), 100, 1.5, "mean", ("running_mean",)),
     Registered(),
     Slots(),
+    Bucket(7, 2),
     SlotsKept(),
     PushRequest(5, 3, "gradient", 32.0, (1, 2), GROUPS, ("running_mean",)),
     PushRequest(2**62, 0, "pull"),

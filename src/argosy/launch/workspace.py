@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import tempfile
 from pathlib import Path
 
 from argosy.cluster.spec import Task
@@ -20,7 +19,7 @@ class Workspace:
     """Made when the run starts; `close` before the guard is dismissed."""
 
     def __init__(self, guard: Guard, log_dir: Path | None) -> None:
-        self._private = Path(tempfile.gettempdir()) / f"argosy-{os.getpid()}-{secrets.token_hex(4)}"
+        self._private = _temporary() / f"argosy-{os.getpid()}-{secrets.token_hex(4)}"
         guard.watch_directory(self._private)  # before it exists: we may be killed at any moment
         self._errors = self._private / "errors"
         self.logs = log_dir or self._private / "logs"
@@ -45,3 +44,12 @@ class Workspace:
         """Remove what is not kept."""
         kept_inside = self.keep_logs and self._private in self.logs.parents
         shutil.rmtree(self._errors if kept_inside else self._private, ignore_errors=True)
+
+
+def _temporary() -> Path:
+    """As tempfile.gettempdir(), which tries each by a file of its own and leaves that if killed meanwhile."""
+    asked = [Path(value) for name in ("TMPDIR", "TEMP", "TMP") if (value := os.environ.get(name))]
+    for path in (*asked, Path("/tmp"), Path("/var/tmp")):
+        if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
+            return path.absolute()
+    return Path.cwd()

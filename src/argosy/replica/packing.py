@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from argosy.replica.pinning import Pinned
 from argosy.store.layout import Layout, Piece
 from argosy.wire.frames import Dtype, FrameSpec
 from argosy.wire.tensors import torch_dtype
@@ -39,6 +40,7 @@ class Packing:
         self._by_server = [(block.server, number) for number, block in enumerate(layout.blocks)]
         self._gradients = _reserved(layout, reserve, wire_dtypes)
         self._gradient_views = self._views(self._gradients)
+        self._pinned = Pinned(self._gradients, {parameter.device for parameter in parameters})
         self._addresses: list[int] = []
         self._bound: list[int] = []  # where each parameter lives, once all of them live in shared memory
         self._values: list[torch.Tensor] = []
@@ -72,7 +74,8 @@ class Packing:
             targets.append(view)
             sources.append(gradient if whole and not gradient.is_sparse else _part(gradient, piece, whole))
         if sources:
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, sources, non_blocking=bool(self._pinned.devices))
+            self._pinned.wait()
         if scale != 1.0:
             torch._foreach_mul_(self._gradients, scale)
         return self._split(self._gradients), absent
@@ -141,6 +144,8 @@ class Packing:
         for parameter in self._parameters:
             parameter.data = parameter.data.clone()
         self._addresses = []
+        self._bound = []
+        self._pinned.close()
 
     def _targets(self) -> list[torch.Tensor]:
         pairs = zip(self._pieces, self._whole, strict=True)

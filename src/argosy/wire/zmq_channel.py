@@ -11,6 +11,7 @@ import ipaddress
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,8 @@ class ZmqListener:
             remedy = "is another server running there? choose a free port" if _taken(error) else ""
             raise ConfigError(field, f"a port to listen on at {address}", error.strerror, remedy) from None
         self._by_fd: dict[int, Peer] = {}
+        self._is_open: dict[int, bool] = {}
+        self._gone: deque[Peer] = deque()
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -115,25 +118,37 @@ class ZmqListener:
         """An arrival that is there already. Messages first: what a peer sent before it left still counts."""
         if int(self._router.getsockopt(zmq.EVENTS)) & _READABLE:
             return self._take_message()
-        while int(self._monitor.getsockopt(zmq.EVENTS)) & _READABLE:
-            if (gone := self._take_departure()) is not None:
-                return Departure(gone)
-        return None
+        self._read_monitor()
+        return Departure(self._gone.popleft()) if self._gone else None
 
     def _take_message(self) -> Arrival:
         frames = self._router.recv_multipart(copy=False)
         peer = frames[0].bytes
-        self._by_fd[int(frames[0].get(zmq.SRCFD))] = peer
         try:
+            self._note(peer, int(frames[0].get(zmq.SRCFD)))
             return Delivery(peer, decode([frame.buffer for frame in frames[1:]]))
         except WireError as error:
             return Garbage(peer, str(error))
+        except zmq.ZMQError:  # random bytes may pass for ZeroMQ's first protocol, which names no descriptor
+            return Garbage(peer, "message: not of a protocol that is spoken here")
 
-    def _take_departure(self) -> Peer | None:
-        event = recv_monitor_message(self._monitor)
-        if event["event"] != zmq.EVENT_DISCONNECTED:
-            return None
-        return self._by_fd.pop(int(event["value"]), None)
+    def _note(self, peer: Peer, descriptor: int) -> None:
+        """Remember whose descriptor this is; it may have been another's, whose end has not been read yet."""
+        if self._by_fd.get(descriptor) == peer:
+            return
+        self._read_monitor()
+        if self._is_open.get(descriptor, True):
+            self._by_fd[descriptor] = peer
+        else:
+            self._gone.append(peer)
+
+    def _read_monitor(self) -> None:
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & _READABLE:
+            event = recv_monitor_message(self._monitor)
+            descriptor = int(event["value"])
+            self._is_open[descriptor] = event["event"] != zmq.EVENT_DISCONNECTED
+            if not self._is_open[descriptor] and (peer := self._by_fd.pop(descriptor, None)) is not None:
+                self._gone.append(peer)
 
     def copies(self, peer: Peer) -> bool:
         """See `Listener`."""

@@ -1,0 +1,164 @@
+"""The architecture, guarded: what is exported, who may import whom, and what is found nowhere."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import argosy
+
+SOURCE = Path(argosy.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+# Part -> the parts that it may import, itself aside. A part is a package, or a module beside the packages.
+MAY_IMPORT = {
+    "errors": set(),
+    "events": set(),
+    "modes": {"errors"},
+    "cluster": {"errors", "events", "modes"},
+    "update": {"modes"},
+    # The wire carries layouts and decisions, which are plain data: these modules of other parts, no more.
+    "wire": {"errors", "modes", "cluster", "store.layout", "update.decisions"},
+    "store": {"errors", "events", "modes", "cluster", "update", "wire"},
+    "replica": {"errors", "events", "modes", "cluster", "update.decisions", "wire", "store", "session"},
+    "session": {"errors", "events", "modes", "replica"},
+    "launch": {"errors", "events", "modes", "cluster"},
+    "datasets": {"errors"},
+    "demo": {"argosy", "datasets", "errors"},
+    "bench": {"errors"},
+    "cli": {"errors", "events", "modes", "cluster", "launch", "datasets", "store.status"},
+    "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
+    "argosy": {"errors", "modes", "cluster", "replica", "session", "store"},
+}
+# No input or output, no clock, no chance, no tensors: decisions only.
+PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
+WITHOUT_TORCH = {"errors", "events", "modes", "cluster", "update", "launch", "bench", "cli"}
+# A forked task runs the user's own script, from the user's own disk.
+RUNS_THE_SCRIPT = {"argosy.launch.forked"}
+RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+NO_NAMES_LIKE_THESE = {"utils", "helpers", "manager", "common", "misc", "base", "core"}
+MOST_LINES = 400
+
+
+def part_of(module: str) -> str:
+    """`argosy.store.shard` belongs to `store`; what is in `argosy/__init__.py` to `argosy`."""
+    names = module.split(".")
+    return names[1] if len(names) > 1 else names[0]
+
+
+def name_of(path: Path) -> str:
+    names = list(path.relative_to(SOURCE.parent).with_suffix("").parts)
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            base = node.module or ""
+            parts = [f"{base}.{alias.name}" for alias in node.names if (SOURCE / alias.name).exists()]
+            yield from parts if base == "argosy" and parts else [base]
+
+
+# --- what is exported -------------------------------------------------------------------------------------
+def test_the_public_names_are_these() -> None:
+    expected = [
+        "ArgosyError",
+        "Async",
+        "ClusterSpec",
+        "ConfigError",
+        "Greedy",
+        "JobFailed",
+        "ModelMismatch",
+        "Replica",
+        "Ring",
+        "RoundRobin",
+        "Server",
+        "Session",
+        "Split",
+        "Sync",
+        "TaskLost",
+        "Verdict",
+        "WaitTimeout",
+        "join",
+    ]
+    assert argosy.__all__ == expected
+    assert dir(argosy) == expected
+
+
+@pytest.mark.parametrize("name", argosy.__all__)
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    assert getattr(argosy, name).__doc__
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'argosy' has no attribute 'Adam'"):
+        argosy.Adam  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["argosy", "argosy.cli", "argosy.cluster.discover", "argosy.launch.local"])
+def test_importing_it_does_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# --- who imports whom -------------------------------------------------------------------------------------
+def test_every_part_has_its_rules() -> None:
+    assert {part_of(name_of(path)) for path in MODULES} == MAY_IMPORT.keys()
+
+
+def test_imports_go_the_allowed_way() -> None:
+    forbidden = []
+    for path in MODULES:
+        part = part_of(name_of(path))
+        for module in imports_of(path):
+            if module.split(".")[0] == "argosy" and part_of(module) != part:
+                names = {part_of(module), module.removeprefix("argosy.")}
+                forbidden += [] if names & MAY_IMPORT[part] else [f"{name_of(path)} imports {module}"]
+    assert not forbidden
+
+
+@pytest.mark.parametrize("part", PURE)
+def test_pure_parts_stay_pure(part: str) -> None:
+    for path in (SOURCE / part).rglob("*.py"):
+        foreign = {module.split(".")[0] for module in imports_of(path)} - PURE[part]
+        assert not foreign, f"{name_of(path)} imports {foreign}"
+
+
+def test_parts_that_start_fast_do_without_torch() -> None:
+    """At the top of a module; a function may import it when it comes to that."""
+    for path in MODULES:
+        top = ast.parse(path.read_text()).body
+        names = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in top if isinstance(node, ast.ImportFrom)}
+        heavy = [name for name in names if name.split(".")[0] == "torch"]
+        assert not heavy or part_of(name_of(path)) not in WITHOUT_TORCH, f"{name_of(path)} imports {heavy}"
+
+
+# --- what is found nowhere --------------------------------------------------------------------------------
+def test_nothing_that_is_received_can_be_run() -> None:
+    found = []
+    for path in MODULES:
+        name = name_of(path)
+        found += [f"{name} imports {module}" for module in imports_of(path) if module in RUNS_WHAT_IT_READS]
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            runs = called in ("eval", "exec", "compile", "__import__") and name not in RUNS_THE_SCRIPT
+            found += [f"{name} calls {called}"] if runs or called.endswith("torch.load") else []
+    assert not found
+
+
+def test_modules_are_small_and_say_what_they_are() -> None:
+    for path in MODULES:
+        text = path.read_text()
+        assert len(text.splitlines()) <= MOST_LINES, f"{name_of(path)} is too long"
+        assert ast.get_docstring(ast.parse(text)), f"{name_of(path)} has no docstring"
+        assert path.stem not in NO_NAMES_LIKE_THESE, f"{name_of(path)} could be anything"
