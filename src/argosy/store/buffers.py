@@ -41,6 +41,10 @@ class Buffers:
                 self._moving[name] = None
                 self._values[name] = self._combined(name)
 
+    def forget(self, worker: int) -> None:
+        """A worker has left: what it brought last no longer counts in a mean to come."""
+        self._latest.pop(worker, None)
+
     def _combined(self, name: str) -> torch.Tensor:
         values = [self._latest[w][name] for w in sorted(self._latest) if name in self._latest[w]]
         if len(values) == 1:

@@ -37,6 +37,9 @@ class _HeldPush:
         return _HeldPush(self.gradient.copy(), self.groups, buffers)
 
 
+_NOTHING = _HeldPush(Gradient(()), (), {})
+
+
 class Carrier:
     """The hands of a server.
 
@@ -67,6 +70,7 @@ class Carrier:
         self._buckets: dict[int, tuple[int, dict[int, torch.Tensor]]] = {}  # sent ahead, for which push
         self._groups: dict[int, tuple[Group, ...]] = {}  # each worker's latest hyperparameters
         self._verdicts: dict[int, Verdict] = {}  # each worker's latest answer
+        self._settled: dict[int, int] = {}  # each worker's latest push that is decided
         self._orders: deque[Decision] = deque()
         self._measured: Apply | None = None  # the step whose factor is awaited
 
@@ -102,6 +106,8 @@ class Carrier:
         latest = self._verdicts.get(worker)
         if latest is not None and header.seq <= latest.seq:
             self._send(worker, Verdict(header.seq, "duplicate", self.step, stop=latest.stop))
+            return False
+        if header.seq <= self._settled.get(worker, 0):  # decided already; its answer is on the way
             return False
         if header.groups is not None:
             self._groups[worker] = header.groups
@@ -160,8 +166,7 @@ class Carrier:
 
     def holds(self, worker: int, seq: int) -> bool:
         """Whether a push is here, or was answered."""
-        latest = self._verdicts.get(worker)
-        return (worker, seq) in self._held or (latest is not None and seq <= latest.seq)
+        return (worker, seq) in self._held or seq <= self._settled.get(worker, 0)
 
     def carry_out(self, decisions: Iterable[Decision]) -> None:
         """Do these after what was ordered before them."""
@@ -173,7 +178,7 @@ class Carrier:
                 case Answer() as answer:
                     self._answer(answer)
                 case Forget(worker, seq):
-                    self._held.pop((worker, seq), None)
+                    self._settle(worker, seq)
 
     def scale(self, step: int, factor: float) -> None:
         """The factor of the step that stands still is known: go on."""
@@ -193,13 +198,18 @@ class Carrier:
             self._finish(apply, 1.0)
 
     def _finish(self, apply: Apply, factor: float) -> None:
-        held = [(part.worker, self._held.pop((part.worker, part.seq))) for part in apply.parts]
+        held = [(part.worker, self._settle(part.worker, part.seq)) for part in apply.parts]
         self.shard.update(self._agreed(held), factor)
         if self._early is not None:
             self._early.clear()
         for worker, push in held:
             self.buffers.bring(worker, push.buffers)
         self.step = apply.step
+
+    def _settle(self, worker: int, seq: int) -> _HeldPush:
+        """A push is decided: let go of it, and remember that a later copy of it is of no use."""
+        self._settled[worker] = max(seq, self._settled.get(worker, 0))
+        return self._held.pop((worker, seq), _NOTHING)
 
     def _agreed(self, held: Sequence[tuple[int, _HeldPush]]) -> tuple[Group, ...]:
         """The hyperparameters of a step: those of its first worker, and all the same where all must agree."""
@@ -219,7 +229,7 @@ class Carrier:
     def _answer(self, answer: Answer) -> None:
         key = (answer.worker, answer.seq)
         if answer.status in ("skipped", "pulled"):  # no part of any step
-            self._held.pop(key, None)
+            self._settle(*key)
         elif key in self._held:  # its worker goes on before the step is made, and may write to its memory
             self._held[key] = self._held[key].copy()
         verdict = Verdict(answer.seq, answer.status, answer.step, answer.staleness, answer.stop)
@@ -228,7 +238,8 @@ class Carrier:
     def _send(self, worker: int, verdict: Verdict) -> None:
         everything = verdict.status == "pulled"
         buffers = self.buffers.everything() if everything else self.buffers.moving()
-        self._verdicts[worker] = verdict
+        if verdict.status != "duplicate":
+            self._verdicts[worker] = verdict
         header = Verdict(
             verdict.seq, verdict.status, verdict.step, verdict.staleness, verdict.stop, tuple(buffers)
         )

@@ -105,7 +105,8 @@ class StoreClient:
                     for who in missing:
                         say_waiting(who, waited)
         first = self._approaches[0].welcome
-        self._seq = first.base_seq if first is not None else 0
+        if first is not None:
+            self._seq, self._meetings = first.base_seq, first.meetings
 
     def leave(self) -> None:
         """Say that this worker is done, and hang up."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from argosy.cluster.spec import Task
-from argosy.errors import ModelMismatch
+from argosy.errors import ModelMismatch, WireError
 from argosy.modes import Mode, Sync
 from argosy.store.layout import Layout
 from argosy.store.meetings import Meetings
@@ -18,7 +18,18 @@ from argosy.update.clipping import NormCollector
 from argosy.update.coordination import Arrived, Coordination, Event, Finished, Held, Lost
 from argosy.update.decisions import Decision, Push
 from argosy.update.membership import Presence, Roster
-from argosy.wire.protocol import Describe, Described, Header, JobOver, Meet, Met, Register, Scale, Waiting
+from argosy.wire.protocol import (
+    Describe,
+    Described,
+    Header,
+    JobOver,
+    Meet,
+    Met,
+    Refused,
+    Register,
+    Scale,
+    Waiting,
+)
 
 CHIEF = 0
 
@@ -65,6 +76,11 @@ class Coordinator:
         if not again:
             self._on(Arrived(worker))
         return self._core.base_seq(worker)
+
+    @property
+    def meetings_held(self) -> int:
+        """How many meetings have taken place: a worker that comes later counts from there."""
+        return self._meetings.held
 
     def finish(self, worker: int) -> None:
         """A worker is done."""
@@ -142,14 +158,14 @@ class Coordinator:
         return None
 
     def _refuse(self, worker: int, field: str, expected: str, got: str) -> None:
-        from argosy.wire.protocol import Refused
-
         error = ModelMismatch(field, expected, got)
         self._tell(worker, Refused("model", error.field, error.expected, str(error.got)))
 
     # --- training -----------------------------------------------------------------------------------------
     def held(self, server: int | None, worker: int, seq: int, push: Push | None = None) -> None:
         """A server holds its share of a push, or every server has it in sight."""
+        if push is not None and push.version > self.step:
+            raise WireError(f"push: expected a version up to {self.step}, got {push.version}")
         if self.failure is not None:
             self._tell(worker, self.failure)
         else:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from argosy.errors import WireError
 from argosy.wire.frames import ITEMSIZE, MAX_FRAME_BYTES, Dtype
 
 
@@ -119,6 +120,23 @@ def extend(
                 pieces.append(piece)
                 blocks[number] = Block(*key, count=block.count + stop - start)
     return Layout((*layout.parameters, *parameters), (*layout.blocks, *blocks), (*layout.pieces, *pieces))
+
+
+def check_layout(layout: Layout, servers: int, groups: int) -> None:
+    """Refuse a layout that came from outside and does not hang together."""
+    filled = [0] * len(layout.blocks)
+    for block in layout.blocks:
+        if not (0 <= block.server < servers and 0 <= block.group < groups and block.count >= 0):
+            raise WireError(f"layout: {block} with {servers} servers and {groups} groups")
+    for piece in layout.pieces:
+        fits = 0 <= piece.block < len(filled) and 0 <= piece.parameter < len(layout.parameters)
+        if not fits or piece.offset != filled[piece.block] or not 0 <= piece.start <= piece.stop:
+            raise WireError(f"layout: {piece} has no place")
+        if piece.stop > layout.parameters[piece.parameter].count:
+            raise WireError(f"layout: {piece} is larger than {layout.parameters[piece.parameter]}")
+        filled[piece.block] += piece.count
+    if filled != [block.count for block in layout.blocks]:
+        raise WireError("layout: blocks and pieces differ in size")
 
 
 def _cut(start: int, stop: int, capacity: int) -> list[tuple[int, int]]:

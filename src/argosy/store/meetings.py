@@ -16,6 +16,7 @@ class Meetings:
 
     def __init__(self) -> None:
         self._brought: dict[int, dict[int, msgspec.Raw]] = {}
+        self.held = 0  # the number of the last that took place
 
     def attend(self, number: int, worker: int, value: msgspec.Raw) -> None:
         """A worker is there, with a value."""
@@ -27,6 +28,7 @@ class Meetings:
         for number in sorted(self._brought):
             if everyone <= self._brought[number].keys():
                 brought = self._brought.pop(number)
+                self.held = max(self.held, number)
                 yield number, {worker: brought[worker] for worker in sorted(brought)}
 
     def missing(self, awaited: Iterable[int]) -> list[int]:

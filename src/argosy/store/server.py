@@ -20,6 +20,7 @@ from argosy.modes import Sync
 from argosy.store.attendance import Attendance
 from argosy.store.carrier import Carrier
 from argosy.store.coordinator import Coordinator
+from argosy.store.layout import check_layout
 from argosy.store.links import Links
 from argosy.store.status import report
 from argosy.update.decisions import Decision, Push
@@ -171,13 +172,14 @@ class ParameterServer:
             refusal = Refused("config", error.field, error.expected, str(error.got), error.remedy)
             self._listener.send(peer, refusal)
             return
-        base = 0
-        if self._coordinator is not None and task.job == "worker":
-            base = self._coordinator.arrive(task.index, again)
-            if self._coordinator.failure is not None:
-                self._listener.send(peer, self._coordinator.failure)
-                return
-        self._listener.send(peer, Welcome(base, self._lane))
+        coordinator = self._coordinator
+        if coordinator is None or task.job == "ps":
+            self._listener.send(peer, Welcome(lane=self._lane))
+        elif coordinator.failure is not None:
+            self._listener.send(peer, coordinator.failure)
+        else:
+            base = coordinator.arrive(task.index, again)
+            self._listener.send(peer, Welcome(base, self._lane, coordinator.meetings_held))
 
     def _is_here(self, task: Task) -> bool:
         return self._coordinator is None or task.job == "ps" or self._coordinator.is_present(task.index)
@@ -245,6 +247,7 @@ class ParameterServer:
     def _register(self, task: Task, message: Message[Register]) -> None:
         if task != Task("worker", 0):
             raise WireError("only the chief registers")
+        check_layout(message.header.layout, self._cluster.count("ps"), len(message.header.optimizer.groups))
         self._carrier.register(message)
         self._reply(0, Registered(), ())
         if self._coordinator is not None:
@@ -254,6 +257,7 @@ class ParameterServer:
         self._unsettled = True
         self._reply(task.index, Left(), ())
         if self._coordinator is not None and self._coordinator.is_present(task.index):
+            self._carrier.buffers.forget(task.index)
             self._coordinator.finish(task.index)
 
     # --- to others ----------------------------------------------------------------------------------------
@@ -344,6 +348,7 @@ class ParameterServer:
             self._coordinator.fail(task, str(error))
         elif self._coordinator is not None and task.index in set(self._coordinator.roster.awaited()):
             say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
+            self._carrier.buffers.forget(task.index)
             self._coordinator.lose(task.index)
 
     def _is_over(self) -> bool:

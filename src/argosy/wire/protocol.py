@@ -43,6 +43,7 @@ class Welcome(_Header, frozen=True, tag="welcome"):
 
     base_seq: Count = 0
     lane: str = ""
+    meetings: Count = 0  # how many have taken place
 
 
 class Refused(_Header, frozen=True, tag="refused"):
@@ -122,7 +123,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     seq: Count
     version: Count
     kind: Literal["gradient", "skip", "pull"] = "gradient"
-    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    weight: Annotated[float, msgspec.Meta(gt=0, lt=1e30)] = 1.0
     absent: tuple[Index, ...] = ()
     groups: tuple[Group, ...] | None = None
     buffers: tuple[str, ...] = ()

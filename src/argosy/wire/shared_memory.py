@@ -60,7 +60,10 @@ class Region:
             seals = 0
         if seals & _SEALS != _SEALS:
             raise WireError("shared memory: expected a sealed memfd, got one that may change its size")
-        return cls(descriptor)
+        try:
+            return cls(descriptor)
+        except (ValueError, OSError, OverflowError) as error:
+            raise WireError(f"shared memory: cannot be mapped ({error})") from None
 
     def tensor(self, placed: Placed) -> torch.Tensor:
         """The tensor at a place, checked against the size of the memory; the same object every time."""

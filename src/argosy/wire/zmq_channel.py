@@ -164,6 +164,8 @@ class ZmqListener:
 
     def close(self) -> None:
         """See `Listener`."""
+        if self._router.closed:
+            return
         self._router.disable_monitor()
         self._monitor.close()
         self._router.close()
@@ -221,6 +223,8 @@ class ZmqChannel:
 
     def close(self) -> None:
         """See `Channel`."""
+        if self._dealer.closed:
+            return
         self._dealer.disable_monitor()
         self._monitor.close()
         self._dealer.close()
