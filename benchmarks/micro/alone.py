@@ -1,7 +1,7 @@
 """A cluster of one against the plain PyTorch loop: blocks of steps, in turns, in one process.
 
-Two processes one after the other differ by several percent on a busy machine, whatever they run; blocks of a
-fraction of a second, in turns, do not. Each process gives one pair; the harness starts many.
+Blocks of a fraction of a second, in turns, so that what slows the machine for longer slows both. Each process
+gives one pair; the harness starts many. A busy machine still spoils the ratio.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Sync(msgspec.Struct, frozen=True, tag="sync"):
                 "aggregate",
                 f"at most the number of workers, {workers}",
                 self.aggregate,
-                "set distinct=False to take several gradients of one worker in a step",
+                "set tokens (and distinct=False in code) to take several gradients of one worker in a step",
             )
         if self.tokens is not None and not self.distinct and workers * (self.tokens + 1) < self.aggregate:
             least = self.tokens_needed(workers)

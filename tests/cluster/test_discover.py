@@ -208,7 +208,7 @@ def test_a_tf_config_that_cannot_work_is_refused(text: str, field: str) -> None:
         (
             {**ME, "mode": "sync", "aggregate": "3"},
             "aggregate: expected at most the number of workers, 2, got 3; "
-            "set distinct=False to take several gradients of one worker in a step",
+            "set tokens (and distinct=False in code) to take several gradients of one worker in a step",
         ),
         ({**ME, "wait": "soon"}, "wait: expected a number of seconds greater than 0, got 'soon'"),
         ({**ME, "wait": "inf"}, "wait: expected a number of seconds greater than 0, got 'inf'"),
@@ -249,3 +249,19 @@ def test_a_ring_is_refused_until_there_is_one_but_a_ring_of_one_is_alone() -> No
     assert refusal(hosts).got == "ring"
     assert refusal({**ME, "mode": "ring"}).got == "2 ps tasks"
     assert discover({"worker_hosts": "a:1", "job_name": "worker", "mode": "ring"}, {}).mode == Local()
+
+
+def test_flags_say_which_task_this_is_beside_a_tf_config() -> None:
+    environ = tf_config({"ps": ["a:1"], "worker": ["b:1", "c:1"]}, {"type": "worker", "index": 0})
+    assert discover({"job_name": "worker", "task_index": "1"}, environ).task == Task("worker", 1)
+    assert discover({}, environ).task == Task("worker", 0)
+
+
+def test_hosts_in_flags_replace_a_cluster_in_a_variable() -> None:
+    environ = {"ARGOSY_CLUSTER": '{"ps": ["x:1"], "worker": ["y:1"]}'}
+    flags = {"ps_hosts": "a:1", "worker_hosts": "b:1", "job_name": "worker"}
+    assert discover(flags, environ).cluster.as_dict() == {"ps": ["a:1"], "worker": ["b:1"]}
+
+
+def test_a_bound_on_staleness_alone_means_the_asynchronous_mode() -> None:
+    assert discover({**ME, "max_staleness": "3"}, {}).mode == Async(max_staleness=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -125,6 +126,12 @@ class Jobs:
     def cluster(self, servers: int, workers: int) -> Cluster:
         return Cluster(self, servers, workers)
 
+    def launch(self, mode: str, steps: int, pause: float, *, workers: int = 2, **environ: str) -> Launched:
+        """`argosy run` of the training on 2 servers; faster than by hand, as torch is imported once."""
+        words = ["run", "--ps", 2, "--workers", workers, "--mode", mode, "--log-dir", self.folder / "logs"]
+        command = ["-m", "argosy.cli", *words, self.script(), steps, pause]
+        return Launched(self.start("launcher", command, **environ))
+
     def end(self) -> None:
         for task in self.started:
             if task.process.poll() is None:
@@ -174,6 +181,43 @@ class Cluster:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.tasks.values()))
+
+
+class Launched:
+    """A job under `argosy run`."""
+
+    def __init__(self, launcher: RunningTask) -> None:
+        self.launcher = launcher
+        launcher.until("started /job:worker/task:0 pid")
+
+    def until(self, task: str, text: str) -> None:
+        self.launcher.until(f"[{task}] {text}")
+
+    def kill(self, task: str) -> None:
+        os.kill(int(self._started(task)[1]), signal.SIGKILL)
+
+    def address(self, task: str) -> str:
+        return self._started(task)[2]
+
+    def port(self, task: str) -> int:
+        return int(self.address(task).rpartition(":")[2])
+
+    def _started(self, task: str) -> re.Match[str]:
+        found = re.search(rf"^started {task} pid (\d+) at (\S+)$", self.launcher.out, re.MULTILINE)
+        assert found, self.launcher
+        return found
+
+    def lines(self, task: str) -> list[str]:
+        """What a task has said, on both streams."""
+        start = f"[{task}] "
+        every = [*self.launcher.out.split("\n"), *self.launcher.err.split("\n")]
+        return [line.removeprefix(start) for line in every if line.startswith(start)]
+
+    def wait(self) -> int:
+        return self.launcher.wait()
+
+    def __str__(self) -> str:
+        return str(self.launcher)
 
 
 @pytest.fixture

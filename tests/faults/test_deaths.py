@@ -14,31 +14,31 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_killed_worker_takes_nobody_with_it(jobs: Jobs, mode: str) -> None:
-    cluster = jobs.cluster(2, 2)
-    cluster.start_all([jobs.script(), 400, 0.01, "--mode", mode])
-    for name in ("worker0", "worker1"):
-        cluster[name].until("step ")
-    cluster["worker1"].kill()
-    assert cluster.wait() == {"ps0": 0, "ps1": 0, "worker0": 0, "worker1": -9}, cluster
-    assert "done 400 " in cluster["worker0"].out, cluster
-    gone = f"/job:worker/task:1 at {cluster.addresses['worker'][1]} is gone; the job goes on without it"
-    assert gone in cluster["ps0"].err, cluster
+    job = jobs.launch(mode, 300, 0.01)
+    for worker in (0, 1):
+        job.until(f"/job:worker/task:{worker}", "step ")
+    job.kill("/job:worker/task:1")
+    assert job.wait() == 128 + 9, job
+    assert job.lines("/job:worker/task:0")[-1].startswith("done 300 "), job
+    gone = f"/job:worker/task:1 at {job.address('/job:worker/task:1')} is gone; the job goes on without it"
+    assert f"argosy: {gone}" in job.lines("/job:ps/task:0"), job
+    assert "failed with exit code" not in job.launcher.err, job  # the servers' is 0, and worker 0's
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("server", [0, 1])
+@pytest.mark.parametrize(("server", "mode"), [(0, "sync"), (1, "async")])
 def test_a_killed_server_is_named(jobs: Jobs, server: int, mode: str) -> None:
-    cluster = jobs.cluster(2, 1)
-    cluster.start_all([jobs.script(), 100_000, 0.01, "--mode", mode])
-    cluster["worker0"].until("step 3\n")
-    cluster[f"ps{server}"].kill()
-    codes = cluster.wait()
-    assert codes[f"ps{server}"] == -9
-    assert codes[f"ps{1 - server}"] == 1, cluster
-    assert codes["worker0"] == 1, cluster
-    last = cluster["worker0"].err.splitlines()[-1]
-    assert re.match(r"argosy: error: .*", last), cluster
-    assert f"/job:ps/task:{server} at {cluster.addresses['ps'][server]}" in last, cluster
+    job = jobs.launch(mode, 100_000, 0.01)
+    for worker in (0, 1):
+        job.until(f"/job:worker/task:{worker}", "step ")
+    victim = f"/job:ps/task:{server}"
+    job.kill(victim)
+    assert job.wait() == 128 + 9, job
+    named = f"{victim} at {job.address(victim)}"
+    for worker in (0, 1):
+        errors = [line for line in job.lines(f"/job:worker/task:{worker}") if "argosy: error: " in line]
+        assert len(errors) == 1, job
+        assert named in errors[0], job
+    assert job.launcher.err.rstrip().splitlines()[-1].startswith(f"{victim} was killed by SIGKILL"), job
 
 
 def test_whoever_waits_says_for_whom_and_gives_up(jobs: Jobs) -> None:
@@ -56,20 +56,22 @@ def test_whoever_waits_says_for_whom_and_gives_up(jobs: Jobs) -> None:
     assert "/job:ps/task:0 gave up waiting after 6 s; missing /job:worker/task:0" in lonely.err
     address = early.addresses["ps"][0]
     assert f"still waiting for /job:ps/task:0 at {address}, 5 s\n" in worker.err, worker
-    assert f"error: /job:worker/task:0 gave up waiting after 6 s; missing /job:ps/task:0 at {address}" in (
-        worker.err.splitlines()[-1]
+    assert (
+        f"error: /job:worker/task:0 gave up waiting after 6 s; missing /job:ps/task:0 at {address}"
+        in (worker.err.splitlines()[-1])
     )
     assert "/job:ps/task:1 gave up waiting after 2 s; missing /job:ps/task:0" in second.err.splitlines()[-1]
 
 
 def test_a_worker_that_raises_under_the_launcher(jobs: Jobs) -> None:
     """Its traceback is the last thing on the screen, the others end, the exit code is not 0."""
-    command = ["-m", "argosy.cli", "run", "--ps", 2, "--workers", 2, "--mode", "sync", jobs.script(), 1000, 0]
-    launcher = jobs.start("launcher", command, FAIL_AT="20")
-    assert launcher.wait() == 1
-    lines = launcher.err.rstrip("\n").split("\n")
-    assert lines[-1] == "ValueError: boom", launcher
-    assert any(line.startswith("/job:worker/task:1 failed with exit code 1") for line in lines), launcher
-    assert "Traceback (most recent call last):" in lines, launcher
-    assert "the job was ended by /job:worker/task:1: ValueError: boom" in launcher.err
-    assert "done" not in launcher.out
+    job = jobs.launch("sync", 1000, 0, FAIL_AT="20")
+    assert job.wait() == 1
+    lines = job.launcher.err.rstrip("\n").split("\n")
+    assert lines[-1] == "ValueError: boom", job
+    assert any(line.startswith("/job:worker/task:1 failed with exit code 1") for line in lines), job
+    assert "Traceback (most recent call last):" in lines, job
+    assert "argosy: error: the job was ended by /job:worker/task:1: ValueError: boom" in (
+        job.lines("/job:worker/task:0")
+    ), job
+    assert "done" not in job.launcher.out

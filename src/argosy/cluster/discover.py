@@ -97,11 +97,13 @@ def discover(
         for setting in ("mode", "is_sync"):
             if setting not in words:
                 settings.pop(setting, None)
+    if "ps_hosts" in words or "worker_hosts" in words:  # and flags replace a cluster from a variable
+        settings = {s: value for s, value in settings.items() if s != "cluster" or s in words}
+    found = None
     if cluster is None:
         cluster, found = _find_cluster(settings, environ)
-        task = task or found
     if task is None:
-        task = _find_task(settings)
+        task = found if found is not None and "job_name" not in settings else _find_task(settings)
     cluster.require(task)
     asked = mode if mode is not None else read_mode(settings)
     servers, workers = cluster.count("ps"), cluster.count("worker")

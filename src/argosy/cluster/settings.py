@@ -93,6 +93,8 @@ def read_mode(words: Mapping[str, str]) -> Mode | None:
         name = by_flag
     if name is not None and name not in MODES:
         raise ConfigError("mode", f"one of {', '.join(MODES)}", repr(name))
+    if name is None and "max_staleness" in words:
+        name = "async"
     _refuse_stray(words, ("aggregate", "late", "tokens"), "sync", name)
     _refuse_stray(words, ("max_staleness",), "async", name)
     if name == "sync":

@@ -23,15 +23,22 @@ class Approach:
         self._hello = hello
         self._name = name
         self._use_lane = use_lane
+        self._network: Channel | None = None  # kept until the shorter way has proved itself
         channel.send(hello)
 
     def advance(self, timeout: float) -> Message[Header] | None:
         """Take in one message; one that is not a welcome is the caller's."""
         message = self.channel.receive(timeout)
+        if message is None and self._network is not None and self.channel.lost_for():
+            self._go_back("the server hung up")
         if message is None or not isinstance(message.header, Welcome):
             return message
-        if not (message.header.lane and self._use_lane and self._shorten(message.header.lane)):
-            self.welcome = message.header
+        if message.header.lane and self._use_lane and self._shorten(message.header.lane):
+            return None
+        self.welcome = message.header
+        if self._network is not None:
+            self._network.close()
+            self._network = None
         return None
 
     def _shorten(self, lane: str) -> bool:
@@ -42,10 +49,25 @@ class Approach:
         try:
             shorter = UnixChannel(lane)
         except OSError as error:
-            why = os.strerror(error.errno or 0).lower()
-            say(f"{self._hello.task} reaches {self._name} over the network: no shared memory ({why})")
+            self._say_why(os.strerror(error.errno or 0).lower())
             return False
-        self.channel.close()
-        self.channel = shorter
+        self._network, self.channel = self.channel, shorter
         shorter.send(self._hello)
         return True
+
+    def _go_back(self, why: str) -> None:
+        """The shorter way leads nowhere: say hello over the network again."""
+        self._say_why(why)
+        self.channel.close()
+        if self._network is not None:
+            self.channel, self._network = self._network, None
+            self.channel.send(self._hello)
+
+    def _say_why(self, why: str) -> None:
+        say(f"{self._hello.task} reaches {self._name} over the network: no shared memory ({why})")
+
+    def close(self) -> None:
+        """Hang up."""
+        self.channel.close()
+        if self._network is not None:
+            self._network.close()

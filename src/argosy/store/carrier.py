@@ -214,7 +214,7 @@ class Carrier:
     def _agreed(self, held: Sequence[tuple[int, _HeldPush]]) -> tuple[Group, ...]:
         """The hyperparameters of a step: those of its first worker, and all the same where all must agree."""
         first, push = held[0]
-        if isinstance(self._mode, Sync) and self._mode.aggregate is None:
+        if isinstance(self._mode, Sync) and self._mode.aggregate is None and self._mode.distinct:
             for worker, other in held[1:]:
                 if other.groups != push.groups:
                     field, mine, theirs = _difference(push.groups, other.groups)

@@ -128,8 +128,8 @@ class StoreClient:
                 if message is not None and isinstance(message.header, Left | JobOver):
                     break
         finally:
-            for channel in self._channels:
-                channel.close()
+            for approach in self._approaches:
+                approach.close()
 
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, parameters: Sequence[ParameterSpec], mode: Mode) -> Layout:

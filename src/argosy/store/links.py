@@ -55,4 +55,4 @@ class Links:
     def close(self) -> None:
         """Hang up."""
         for approach in self._approaches.values():
-            approach.channel.close()
+            approach.close()
