@@ -39,10 +39,16 @@ def twice_backward(model: nn.Module, optimizer: DistributedOptimizer, step: int)
     model(torch.ones(2, 6)).sum().backward()
 
 
+def make(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
 def train(tamper: Tamper, **options: Any) -> list[dict[str, Tensor]]:
+    models = [make(seed) for seed in range(2)]  # here: threads share torch's generator
+
     def program(replica: Replica) -> dict[str, Tensor]:
-        torch.manual_seed(replica.index)
-        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+        model = models[replica.index]
         optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=0.01), **options)
         generator = torch.Generator().manual_seed(replica.index)
         with replica.session(model, optimizer) as session:
