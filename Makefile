@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help venv demo test lint pytest clean
+.PHONY: help venv demo test lint pytest bench clean
 
 help:             ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,10 @@ lint: venv        ## ruff and mypy --strict
 
 pytest: venv      ## all tests
 	$(BIN)/python -m pytest
+
+bench: venv       ## the benchmarks with the peers beside them (about an hour; makes .venv-peers/)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[bench]'
+	$(BIN)/python -m benchmarks --with-peers
 
 clean:            ## remove .venv/ and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

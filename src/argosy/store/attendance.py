@@ -50,7 +50,8 @@ class Attendance:
                 f"{hello.servers} and {hello.workers}",
             )
         other = self._lives.get(task, hello.life) != hello.life
-        if other and task not in self._departed and self._is_here(task):
+        connected = task in self._peers and task not in self._departed
+        if other and connected and self._is_here(task):
             raise ConfigError(
                 "task_index", f"a task that is free; {task} is taken by a running process", "it"
             )
@@ -64,10 +65,13 @@ class Attendance:
         return self._peers.get(task)
 
     def depart(self, peer: Peer) -> None:
-        """A connection has ended; it counts if it was the one in use."""
-        task = self._tasks.pop(peer, None)
-        if task is not None and self._peers.get(task) == peer:
+        """A connection has ended; it counts if it was the one in use, and may be made anew for a while."""
+        if (task := self._tasks.get(peer)) is None:
+            return
+        if self._peers.get(task) == peer:
             self._departed[task] = time.monotonic()
+        else:
+            del self._tasks[peer]
 
     def heard(self, peer: Peer, task: Task) -> None:
         """A task has spoken: it is not gone."""
@@ -81,4 +85,5 @@ class Attendance:
         gone = [task for task, since in self._departed.items() if since < limit]
         for task in gone:
             del self._departed[task]
+            del self._tasks[self._peers.pop(task)]
         return gone

@@ -182,10 +182,7 @@ class ParameterServer:
             self._listener.send(peer, Welcome(base, self._lane, coordinator.meetings_held))
 
     def _is_here(self, task: Task) -> bool:
-        if task.job == "ps":
-            return True
-        # Who takes part is the coordinator's to say; the other servers follow whom it has admitted.
-        return self._coordinator is not None and self._coordinator.is_present(task.index)
+        return self._coordinator is None or task.job == "ps" or self._coordinator.is_present(task.index)
 
     # --- messages -----------------------------------------------------------------------------------------
     def _from_worker(self, task: Task, message: Message[Header]) -> None:
