@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help venv demo test lint pytest bench clean
+.PHONY: help venv demo test lint pytest soak bench clean
 
 help:             ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ lint: venv        ## ruff and mypy --strict
 
 pytest: venv      ## all tests
 	$(BIN)/python -m pytest
+
+soak: venv        ## long runs: the full digits, 100,000 steps (minutes; not part of `make test`)
+	$(BIN)/python -m pytest -s tests/soak/long_runs.py
 
 bench: venv       ## the benchmarks with the peers beside them (about an hour; makes .venv-peers/)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[bench]'

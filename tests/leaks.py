@@ -8,9 +8,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 # What ends by itself has so long to do it.
@@ -54,12 +54,14 @@ def _threads() -> Iterator[str]:
 
 
 def _children() -> Iterator[str]:
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                yield f"process {process.pid} {' '.join(process.cmdline())[:80]}"
-        except psutil.Error:
-            pass  # it has ended meanwhile
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            status = Path(f"/proc/{pid}/stat")
+            with suppress(OSError):  # it has ended meanwhile
+                words = status.read_text().rpartition(")")[2].split()
+                command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+                if words[0] != "Z":
+                    yield f"process {pid} {command[:80]}"
 
 
 def _descriptors() -> Iterator[str]:
@@ -74,9 +76,9 @@ def _descriptors() -> Iterator[str]:
 
 
 def _mapped() -> Iterator[str]:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "memfd:argosy" in line:
-            yield f"memory {line.split()[0]}"
+    maps = Path("/proc/self/maps").read_text()
+    if "memfd:argosy" in maps:
+        yield from (f"memory {line.split()[0]}" for line in maps.splitlines() if "memfd:argosy" in line)
 
 
 def _files(temporary: Path) -> Iterator[str]:

@@ -57,7 +57,7 @@ FLAGS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "host name": (
         ["--ps_hosts=no-such-host.invalid:2222", "--worker_hosts=h:1", "--job_name=ps"],
-        ["address of /job:ps/task:0", "no-such-host.invalid"],
+        ["/job:ps/task:0", "a host name that resolves", "no-such-host.invalid"],
     ),
 }
 VARIABLES: dict[str, tuple[str, str, list[str]]] = {

@@ -20,6 +20,7 @@ from argosy.wire.message import encode
 from argosy.wire.protocol import (
     Ask,
     Fail,
+    Header,
     Hello,
     JobOver,
     Leave,
@@ -64,7 +65,7 @@ def messages() -> list[list[bytes]]:
     pack = msgspec.msgpack.encode
     overflow = {"type": "push", "seq": 1, "version": 0}
     register = Register(Layout(), OptimizerSpec("SGD", ()), Async())
-    strangers = [
+    strangers: list[Header] = [
         PushRequest(1, 0),
         register,
         Leave(),

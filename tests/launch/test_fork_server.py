@@ -208,7 +208,7 @@ def test_kill_9_of_the_server_leaves_the_job(importing: Launch, forking_launcher
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_the_end_of_the_launcher_while_it_imports(
     importing: Launch, forking_launcher: Launcher, number: int, code: int

@@ -82,6 +82,10 @@ class ForkServer:
         """The server's own process, and its group."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """For poll: readable when it has imported all, or when it never will."""
+        return self._link.fileno()
+
     def wait_until_ready(self) -> None:
         """Until all is imported; ForkFailed if that cannot be, or if tasks must not be forked from it."""
         try:

@@ -49,21 +49,25 @@ def run(job: JobSpec) -> int:
         ports = stack.enter_context(Ports(job.tasks))
         cluster = describe_cluster(ports.addresses)
         check(job, cluster, os.environ)
-        guard = Guard()
-        stack.callback(guard.dismiss)
-        cores = len(os.sched_getaffinity(0))
-        screen = Screen()
-        starter = stack.enter_context(Starter(job, guard, cores, screen.warn))
-        workspace = Workspace(guard, job.log_dir)
-        stack.callback(workspace.close)
-        plans = [
-            plan_task(job, cluster, task, os.environ, cores, workspace.error_file(task)) for task in job.tasks
-        ]
-        starter.wait_until_ready()
-        with Signals() as signals, Run(plans, screen, signals) as live:
-            live.start(starter, ports, workspace)
-            starter.close()
-            live.until_over()
+        # From here on there is something to clear away, which no signal may come in between of.
+        with Signals() as signals:
+            guard = Guard()
+            stack.callback(guard.dismiss)
+            cores = len(os.sched_getaffinity(0))
+            screen = Screen()
+            starter = stack.enter_context(Starter(job, guard, cores, screen.warn))
+            workspace = Workspace(guard, job.log_dir)
+            stack.callback(workspace.close)
+            plans = [
+                plan_task(job, cluster, task, os.environ, cores, workspace.error_file(task))
+                for task in job.tasks
+            ]
+            if (interrupt := starter.wait_until_ready(signals)) is not None:
+                return exit_status(-interrupt)
+            with Run(plans, screen, signals) as live:
+                live.start(starter, ports, workspace)
+                starter.close()
+                live.until_over()
         code = _conclude(live, plans, workspace)
         screen.flush(None if live.supervisor.interrupt is None else _LAST_FLUSH)
         return code

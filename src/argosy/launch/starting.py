@@ -6,6 +6,7 @@ Made by `launch.local` before all else that takes time: the fork server imports 
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Callable
 from types import TracebackType
@@ -14,6 +15,7 @@ from argosy.launch.forking import ForkFailed, ForkServer
 from argosy.launch.guard import Guard
 from argosy.launch.job import JobSpec, TaskPlan, shared_environ
 from argosy.launch.process import Process, TaskProcess, start_cold
+from argosy.launch.signals import INTERRUPTS, Signals
 
 
 class Starter:
@@ -31,13 +33,22 @@ class Starter:
         environ = shared_environ(job, os.environ, cores)
         self._server = ForkServer(job.python_flags, job.command, environ, job.preload, guard)
 
-    def wait_until_ready(self) -> None:
-        """Until tasks can be started. Seconds: Ctrl-C must still mean what it means to Python."""
-        if self._server is not None:
-            try:
-                self._server.wait_until_ready()
-            except ForkFailed as error:
-                self._go_cold(str(error))
+    def wait_until_ready(self, signals: Signals) -> int | None:
+        """Until tasks can be started, seconds perhaps; returns a signal that told us to end meanwhile."""
+        if self._server is None:
+            return None
+        poller = select.poll()
+        poller.register(signals, select.POLLIN)
+        poller.register(self._server, select.POLLIN)
+        while self._server.fileno() not in {number for number, _ in poller.poll()}:
+            for number in signals.take():
+                if number in INTERRUPTS:
+                    return number
+        try:
+            self._server.wait_until_ready()
+        except ForkFailed as error:
+            self._go_cold(str(error))
+        return None
 
     def start(self, plan: TaskPlan, listener: socket.socket | None) -> TaskProcess:
         """Start a task."""

@@ -31,6 +31,8 @@ class Attendance:
         task = self._cluster.require(Task.parse(hello.task))
         self._check(hello, task)
         again = self._lives.get(task) == hello.life
+        if task in self._departed:
+            del self._tasks[self._peers[task]]
         self._tasks[peer] = task
         self._peers[task] = peer
         self._lives[task] = hello.life

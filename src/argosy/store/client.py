@@ -125,7 +125,7 @@ class StoreClient:
             deadline = time.monotonic() + FAREWELL
             while time.monotonic() < deadline and not self._channels[0].lost_for():
                 message = self._channels[0].receive(0.2)
-                if message is not None and isinstance(message.header, Left | JobOver):
+                if message is not None and isinstance(message.header, Left | JobOver | Refused):
                     break
         finally:
             for approach in self._approaches:
