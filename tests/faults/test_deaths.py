@@ -43,12 +43,12 @@ def test_a_killed_server_is_named(jobs: Jobs, server: int, mode: str) -> None:
 
 def test_whoever_waits_says_for_whom_and_gives_up(jobs: Jobs) -> None:
     """Three jobs at once: a server without workers, a worker without servers, one server of two."""
-    script = jobs.script()
-    lonely = jobs.cluster(1, 2).start("ps", 0, [script, 1, 0], ARGOSY_WAIT="6")
+    script = jobs.script("import argosy\nargosy.join()\n")
+    lonely = jobs.cluster(1, 2).start("ps", 0, [script], ARGOSY_WAIT="6")
     early = jobs.cluster(1, 1)
-    worker = early.start("worker", 0, [script, 1, 0], ARGOSY_WAIT="6")
+    worker = early.start("worker", 0, [script], ARGOSY_WAIT="6")
     pair = jobs.cluster(2, 1)
-    second = pair.start("ps", 1, [script, 1, 0, "--wait=2"])
+    second = pair.start("ps", 1, [script, "--wait=2"])
     assert [task.wait() for task in (lonely, worker, second)] == [1, 1, 1], (lonely, worker, second)
     for index in (0, 1):
         assert re.search(rf"still waiting for /job:worker/task:{index} at localhost:\d+, 5 s\n", lonely.err)

@@ -18,6 +18,7 @@ from argosy.wire import frames as limits
 from argosy.wire.frames import ITEMSIZE, FrameSpec
 from argosy.wire.message import decode, encode
 from argosy.wire.protocol import (
+    Admitted,
     Ask,
     Bucket,
     Describe,
@@ -99,6 +100,7 @@ EXAMPLES: list[Header] = [
     Fail("because"),
     Left(),
     JobOver("/job:worker/task:1", "because"),
+    Admitted(3, "life"),
     HeldNotice(3, 5),
     Orders((Apply(1, (Part(0, 1, 2.0), Part(1, 1))), Answer(0, 1, "applied", 1, 2, True), Forget(1, 2))),
     NormReport(3, 0.25),

@@ -122,7 +122,8 @@ class StoreClient:
         self.closed = True
         try:
             self._channels[0].send(header)
-            deadline = time.monotonic() + FAREWELL
+            known = self._approaches[0].welcome is not None
+            deadline = time.monotonic() + (FAREWELL if known else 0.0)
             while time.monotonic() < deadline and not self._channels[0].lost_for():
                 message = self._channels[0].receive(0.2)
                 if message is not None and isinstance(message.header, Left | JobOver | Refused):

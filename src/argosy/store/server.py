@@ -27,6 +27,7 @@ from argosy.update.decisions import Decision, Push
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
 from argosy.wire.message import Message
 from argosy.wire.protocol import (
+    Admitted,
     Ask,
     Bucket,
     Describe,
@@ -83,6 +84,7 @@ class ParameterServer:
         self._lane = lane
         self._attendance = Attendance(cluster, self.task, self._is_here)
         self._early: dict[Peer, Hello] = {}  # workers that came before the servers had found each other
+        self._admitted: dict[int, str] = {}  # the life of each worker that the coordinator has let in
         self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self._over: JobOver | None = None
         self._started = self._last_notice = time.monotonic()
@@ -161,10 +163,11 @@ class ParameterServer:
             self._from_worker(task, message)
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
-        if hello.task.startswith("/job:worker/") and not self._links.ready:
+        if self._is_early(hello):
             self._early[peer] = hello
             missing = tuple(self._cluster.describe(task) for task in self._links.missing())
-            self._listener.send(peer, Waiting(missing, time.monotonic() - self._started))
+            if missing:
+                self._listener.send(peer, Waiting(missing, time.monotonic() - self._started))
             return
         try:
             task, again = self._attendance.greet(peer, hello)
@@ -178,11 +181,30 @@ class ParameterServer:
         elif coordinator.failure is not None:
             self._listener.send(peer, coordinator.failure)
         else:
+            if not again:
+                self._links.tell_all(Admitted(task.index, hello.life))
             base = coordinator.arrive(task.index, again)
             self._listener.send(peer, Welcome(base, self._lane, coordinator.meetings_held))
 
+    def _is_early(self, hello: Hello) -> bool:
+        """Whether a worker must wait: for the servers to find each other, or for the coordinator's word.
+
+        Who takes part is the coordinator's to say: a stranger who calls himself a worker waits here forever.
+        """
+        if not hello.task.startswith("/job:worker/"):
+            return False
+        stranger = self._coordinator is None and hello.life not in self._admitted.values()
+        return stranger or not self._links.ready
+
+    def _greet_early(self) -> None:
+        early, self._early = self._early, {}
+        for peer, hello in early.items():
+            self._greet(peer, hello)
+
     def _is_here(self, task: Task) -> bool:
-        return self._coordinator is None or task.job == "ps" or self._coordinator.is_present(task.index)
+        if task.job == "ps":
+            return True
+        return self._coordinator is not None and self._coordinator.is_present(task.index)
 
     # --- messages -----------------------------------------------------------------------------------------
     def _from_worker(self, task: Task, message: Message[Header]) -> None:
@@ -220,6 +242,9 @@ class ParameterServer:
                 self._coordinator.norm(task.index, step, square)
             case Fail(reason) if self._coordinator is not None:
                 self._coordinator.fail(task, reason)
+            case Admitted(worker, life) if task.index == 0:
+                self._admitted[worker] = life
+                self._greet_early()
             case Orders(decisions, pushes) if task.index == 0:
                 for worker, request in pushes:
                     self._carrier.hold_shared(worker, request)
@@ -300,9 +325,7 @@ class ParameterServer:
     # --- time ---------------------------------------------------------------------------------------------
     def _keep_time(self, now: float) -> None:
         if not self._links.ready and self._links.advance():
-            for peer, hello in self._early.items():
-                self._greet(peer, hello)
-            self._early.clear()
+            self._greet_early()
         if now - self._last_notice >= NOTICE_EVERY:
             self._last_notice = now
             for task in self._missing():

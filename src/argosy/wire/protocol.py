@@ -199,6 +199,13 @@ class JobOver(_Header, frozen=True, tag="over"):
 
 
 # --- between servers --------------------------------------------------------------------------------------
+class Admitted(_Header, frozen=True, tag="admitted"):
+    """This process is now that worker: take no other for it."""
+
+    worker: Index
+    life: str
+
+
 class HeldNotice(_Header, frozen=True, tag="held"):
     """My share of this push is here."""
 
@@ -250,6 +257,7 @@ Header: TypeAlias = (
     | Fail
     | Left
     | JobOver
+    | Admitted
     | HeldNotice
     | Orders
     | NormReport
