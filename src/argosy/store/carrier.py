@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from argosy.errors import ConfigError, WireError
@@ -25,8 +25,7 @@ from argosy.wire.tensors import torch_dtype
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
 
 
-@dataclass(frozen=True)
-class _HeldPush:
+class _HeldPush(msgspec.Struct, frozen=True, eq=False):
     gradient: Gradient
     groups: tuple[Group, ...]
     buffers: dict[str, torch.Tensor]

@@ -67,9 +67,7 @@ def _slot(runs: Sequence[Run], name: str) -> list[torch.Tensor]:
 
 
 def _counted(runs: Sequence[Run]) -> list[torch.Tensor]:
-    steps = [run.step for run in runs]
-    torch._foreach_add_(steps, 1)
-    return steps
+    return [run.step.add_(1) for run in runs]
 
 
 def _adam_slots(values: Values) -> dict[str, float]:

@@ -7,16 +7,15 @@ of it that is sure to come first may be added early, while the rest is still on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import torch
 
 from argosy.store.ranges import Range, complement
 
 
-@dataclass(frozen=True, eq=False)
-class Gradient:
+class Gradient(msgspec.Struct, frozen=True, eq=False):
     """A worker's gradient on this server: a tensor a block, and the parameters that have none."""
 
     blocks: Sequence[torch.Tensor]
@@ -61,7 +60,8 @@ class Sums:
     ) -> torch.Tensor:
         """The sum of the parts, of which the first `summed` are in it already, divided by `total`."""
         if len(parts) == 1 and parts[0][1] == total:
-            return parts[0][0].blocks[position].to(master.dtype)
+            block = parts[0][0].blocks[position]
+            return block if block.dtype == master.dtype else block.to(master.dtype)
         sums = self._accumulator(position, master)
         for place, (gradient, weight, holes) in enumerate(parts[summed:], start=summed):
             block = gradient.blocks[position]

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
+
 from argosy.update.admission import Admission
 from argosy.update.decisions import Decision, Forget, Push
 from argosy.update.membership import Presence, Roster
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """A server holds its share of a push; server 0 also says what the push is.
 
     `server` None: every server has it in sight, in memory that it shares with the worker.
@@ -28,22 +29,19 @@ class Held:
     push: Push | None = None
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A worker is here."""
 
     worker: int
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """A worker has said that it is done."""
 
     worker: int
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """A worker is known to be gone."""
 
     worker: int

@@ -23,21 +23,28 @@ class Inbox:
         self._network = network
         self._local = local
         self.lane = local.name
-        for descriptor in network.descriptors():
+        self._descriptors = network.descriptors()
+        self._look = True  # whether the network may have something that its descriptors no longer tell of
+        for descriptor in self._descriptors:
             local.epoll.register(descriptor, select.EPOLLIN)
 
     def receive(self, timeout: float) -> Arrival | None:
         """See `Listener`."""
         deadline = time.monotonic() + timeout
         while True:
-            # ZeroMQ's descriptors tell of changes only: what is there must be asked for before each wait.
-            if (arrival := self._network.take()) is not None:
-                return arrival
+            # ZeroMQ's descriptors tell of changes only, and every use of the socket takes note of them: what
+            # is there must be asked for after each use.
+            if self._look:
+                if (arrival := self._network.take()) is not None:
+                    return arrival
+                self._look = False
             left = max(0.0, deadline - time.monotonic())
             ready = self._local.epoll.poll(left, 1)
             if not ready:
                 return None
-            if (arrival := self._local.take(ready[0][0])) is not None:
+            if ready[0][0] in self._descriptors:
+                self._look = True
+            elif (arrival := self._local.take(ready[0][0])) is not None:
                 return arrival
 
     def copies(self, peer: Peer) -> bool:
@@ -46,7 +53,11 @@ class Inbox:
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
         """See `Listener`."""
-        (self._local if self._local.knows(peer) else self._network).send(peer, header, tensors)
+        if self._local.knows(peer):
+            self._local.send(peer, header, tensors)
+        else:
+            self._network.send(peer, header, tensors)
+            self._look = True
 
     def close(self) -> None:
         """See `Listener`."""
