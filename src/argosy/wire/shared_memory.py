@@ -99,7 +99,7 @@ class Arena:
     def __init__(self) -> None:
         self._region: Region | None = None
         self._news: int | None = None  # a descriptor that the peer has not been given yet
-        self._last: tuple[list[torch.Tensor], tuple[list[Placed], int]] | None = None
+        self._last: tuple[list[torch.Tensor], tuple[list[Placed], int]] = ([], ([], 0))
 
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
         """Tensors at the places where a message with these frames first would have them."""
@@ -118,13 +118,11 @@ class Arena:
 
     def _placed(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Placed], int]:
         """Where tensors go; the same ones as the last time, as in training, go where they went."""
-        if (
-            self._last is None
-            or len(self._last[0]) != len(tensors)
-            or not all(map(is_, self._last[0], tensors))
-        ):
-            self._last = (list(tensors), place([spec_of(tensor) for tensor in tensors]))
-        return self._last[1]
+        before, planned = self._last
+        if len(before) != len(tensors) or not all(map(is_, before, tensors)):
+            planned = place([spec_of(tensor) for tensor in tensors])
+            self._last = (list(tensors), planned)
+        return planned
 
     def _require(self, size: int) -> Region:
         if self._region is None or self._region.size < size:
