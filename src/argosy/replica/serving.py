@@ -88,6 +88,8 @@ class Server:
 
         if "OMP_NUM_THREADS" in os.environ:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        # Moments that fade towards zero become denormal numbers, with which a processor is many times slower.
+        torch.set_flush_denormal(True)
         ParameterServer(
             self._cluster,
             self._task.index,

@@ -52,6 +52,7 @@ class Carrier:
         reply: Reply,
         report_norm: Callable[[int, float], None],
         copies: Callable[[int], bool],
+        workers: int,
     ) -> None:
         self.shard = Shard(server)
         self.buffers = Buffers()
@@ -59,6 +60,7 @@ class Carrier:
         self._reply = reply
         self._report_norm = report_norm
         self._copies = copies
+        self._workers = workers
         self._mode: Mode | None = None
         self._clip = False
         self._wire: torch.dtype | None = None
@@ -86,8 +88,7 @@ class Carrier:
         self._mode = header.mode
         self._clip = header.clip_norm is not None
         self._wire = None if header.wire_dtype is None else torch_dtype(header.wire_dtype)
-        all_of_n = isinstance(header.mode, Sync) and header.mode.aggregate is None and header.mode.distinct
-        self._early = [] if all_of_n else None
+        self._early = [] if self._workers > 2 and _order_is_sure(header.mode) else None
         self._first_groups = header.optimizer.groups
 
     def keep_slots(self, worker: int, slots: Sequence[torch.Tensor]) -> None:
@@ -125,8 +126,6 @@ class Carrier:
         gradient = self.shard.accept(blocks, header.absent)
         groups = self._groups.get(worker, self._first_groups)
         self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers)
-        if self._early is not None and header.kind == "gradient" and header.weight == 1.0:
-            self._add_early()
         return True
 
     def keep_bucket(self, worker: int, message: Message[Bucket]) -> None:
@@ -152,10 +151,9 @@ class Carrier:
             raise WireError(f"push: blocks {header.ahead} ahead, but {len(places)} in all")
         return [kept[place] if place in ahead else next(later) for place in places]
 
-    def _add_early(self) -> None:
+    def add_early(self) -> None:
         """Add the gradients that stand first in the next sum, while those of later workers are awaited."""
-        assert self._early is not None
-        while True:
+        while self._early is not None:
             place = len(self._early)
             key = next((key for key in self._held if key[0] == place and key not in self._early), None)
             if key is None or not self.shard.is_whole(self._held[key].gradient):
@@ -247,6 +245,11 @@ class Carrier:
         else:
             values = self.shard.values(None if everything else self._wire)
         self._reply(worker, header, [*values, *buffers.values()])
+
+
+def _order_is_sure(mode: Mode) -> bool:
+    """Whether a step takes one gradient of weight 1 from each worker: then the order of its sum is known."""
+    return isinstance(mode, Sync) and mode.aggregate is None and mode.distinct and not mode.weighted
 
 
 def _difference(one: Sequence[Group], other: Sequence[Group]) -> tuple[str, object, object]:

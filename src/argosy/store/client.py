@@ -76,6 +76,7 @@ class StoreClient:
         self._seq = 0
         self._meetings = 0
         self._shares = False
+        self._kept: list[Message[Header]] = []  # the coordinator's answers that came before they were awaited
         self.closed = False
         hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
         self._approaches = [
@@ -198,7 +199,9 @@ class StoreClient:
 
         for server in range(len(self._channels)):
             send(server, ahead.get(server, ()))
-        return [self._await_verdict(server, send) for server in range(len(self._channels))]
+        # The coordinator is the first to answer: to wait for the others before it saves a wake-up.
+        answers = [self._await_verdict(server, send) for server in reversed(range(len(self._channels)))]
+        return answers[::-1]
 
     def _await_verdict(self, server: int, send: Callable[[int], None]) -> Message[Verdict]:
         while True:
@@ -228,14 +231,25 @@ class StoreClient:
         """The next message of a kind from a server; what else comes is dealt with."""
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            message = self._channels[server].receive(min(left, 1.0))
+            message = self._kept.pop() if server == 0 and self._kept else None
+            message = message or self._channels[server].receive(min(left, 1.0))
             if message is None:
                 self._check_connection(server)
+                self._listen_to_coordinator(server)
                 continue
             if isinstance(message.header, kind):
                 return Message(message.header, message.tensors)
             self._heed(server, message.header, resend)
         return None
+
+    def _listen_to_coordinator(self, server: int) -> None:
+        """Whoever waits for another server must hear of the end of the job, which the coordinator tells."""
+        if server == 0 or (message := self._channels[0].receive(0.0)) is None:
+            return
+        if isinstance(message.header, Verdict):
+            self._kept.append(message)
+        else:
+            self._heed(0, message.header)
 
     def _heed(self, server: int, header: Header, resend: Callable[[int], None] | None = None) -> None:
         """What may come at any time: the end of the job, a refusal, or word of who is waited for."""

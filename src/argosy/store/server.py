@@ -91,7 +91,7 @@ class ParameterServer:
         self._failed_at: float | None = None
         self._looked = 0.0
         self._unsettled = True
-        self._carrier = Carrier(index, self._reply, self._report_norm, self._copies)
+        self._carrier = Carrier(index, self._reply, self._report_norm, self._copies, cluster.count("worker"))
         self._coordinator = self._make_coordinator() if index == 0 else None
         self._links = Links(cluster, self.task, connect, use_lane=bool(lane))
 
@@ -266,8 +266,10 @@ class ParameterServer:
         else:
             push = Push(worker, header.seq, header.version, header.kind, header.weight)
             if header.shared:
-                self._untold.append((worker, msgspec.structs.replace(header, buffers=())))
+                plain = msgspec.structs.replace(header, buffers=()) if header.buffers else header
+                self._untold.append((worker, plain))
             self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
+        self._carrier.add_early()
 
     def _register(self, task: Task, message: Message[Register]) -> None:
         if task != Task("worker", 0):
