@@ -1,4 +1,4 @@
-"""The command line: `argosy run`, `argosy demo`, `argosy status`.
+"""The command line: `argosy run`, `argosy demo`, `argosy status`, `argosy bench`.
 
 Thin: it turns words into a JobSpec and errors into one line. Nothing here imports torch; what a command needs
 is imported when it runs.
@@ -178,11 +178,20 @@ def demo(steps: int, mode: str, data: Path | None, fork_server: bool) -> int:
 @cli.command()
 @click.argument("address", metavar="HOST:PORT")
 def status(address: str) -> None:
-    """Who is in a job, who is waited for, and since when. Any server of the job will tell."""
+    """Who is in a job, who is waited for, and since when. Ask the first server of the job."""
     where = Address.parse(address, "HOST:PORT")
     from argosy.store.status import query
 
     click.echo(query(str(where)))
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS] [PART]...")
+def bench(arguments: tuple[str, ...]) -> None:
+    """The benchmarks, with the peers beside them: in a source checkout. `argosy bench --help` lists them."""
+    from argosy.bench import run as run_benchmarks
+
+    sys.exit(run_benchmarks(arguments))
 
 
 if __name__ == "__main__":
