@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},
-    "cli": {"errors", "events", "modes", "cluster", "launch", "datasets", "store.status"},
+    "cli": {"errors", "events", "modes", "cluster", "launch", "datasets", "store.status", "bench"},
     "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
     "argosy": {"errors", "modes", "cluster", "replica", "session", "store"},
 }

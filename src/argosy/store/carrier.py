@@ -153,7 +153,8 @@ class Carrier:
 
     def add_early(self) -> None:
         """Add the gradients that stand first in the next sum, while those of later workers are awaited."""
-        while self._early is not None:
+        # A step that waits for its factor still has its mean in the sums.
+        while self._early is not None and self._measured is None:
             place = len(self._early)
             key = next((key for key in self._held if key[0] == place and key not in self._early), None)
             if key is None or not self.shard.is_whole(self._held[key].gradient):

@@ -234,8 +234,9 @@ class StoreClient:
             message = self._kept.pop() if server == 0 and self._kept else None
             message = message or self._channels[server].receive(min(left, 1.0))
             if message is None:
-                self._check_connection(server)
                 self._listen_to_coordinator(server)
+                self._check_connection(0)  # first: without the coordinator the other servers go, too
+                self._check_connection(server)
                 continue
             if isinstance(message.header, kind):
                 return Message(message.header, message.tensors)
