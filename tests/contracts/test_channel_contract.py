@@ -230,14 +230,17 @@ def test_an_answer_to_one_who_has_gone_is_passed_over(transport: Transport, conn
 
 
 def test_a_new_channel_may_follow_one_that_has_gone(transport: Transport, connect: Connect) -> None:
-    leaving = transport.connect()
-    peer = introduced(transport, leaving)
-    leaving.close()
-    assert arrival(transport) == Departure(peer)
+    for _ in range(3):
+        leaving = transport.connect()
+        peer = introduced(transport, leaving)
+        leaving.close()
+        assert arrival(transport) == Departure(peer)
     channel = connect()
     peer = introduced(transport, channel)
     transport.listener.send(peer, Verdict(1, "applied", 1))
     assert answer(channel).header == Verdict(1, "applied", 1)
+    # It has the descriptor of the one before it, and is not taken for it.
+    assert transport.listener.receive(0.1) is None
 
 
 def test_a_channel_knows_that_its_server_has_gone(transport: Transport, connect: Connect) -> None:

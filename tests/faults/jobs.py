@@ -173,8 +173,11 @@ class Cluster:
         return int(self.addresses["ps"][server].rpartition(":")[2])
 
     def wait(self, *names: str) -> dict[str, int]:
-        """The exit codes of these tasks, or of all."""
-        return {name: self.tasks[name].wait() for name in names or self.tasks}
+        """The exit codes of these tasks, or of all; a task that does not end shows what every task has said."""
+        try:
+            return {name: self.tasks[name].wait() for name in names or self.tasks}
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nthe whole cluster:\n{self}") from None
 
     def __getitem__(self, name: str) -> RunningTask:
         return self.tasks[name]

@@ -7,7 +7,9 @@ a server looks at its approaches between two messages (it must go on answering t
 from __future__ import annotations
 
 import os
+import time
 
+from argosy.cluster.settings import NOTICE_EVERY
 from argosy.events import say
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
@@ -24,10 +26,12 @@ class Approach:
         self._name = name
         self._use_lane = use_lane
         self._network: Channel | None = None  # kept until the shorter way has proved itself
-        channel.send(hello)
+        self._say_hello()
 
     def advance(self, timeout: float) -> Message[Header] | None:
         """Take in one message; one that is not a welcome is the caller's."""
+        if time.monotonic() - self._said > NOTICE_EVERY:
+            self._say_hello()  # the first one may have been lost with a connection; hello twice does no harm
         message = self.channel.receive(timeout)
         if message is None and self._network is not None and self.channel.lost_for():
             self._go_back("the server hung up")
@@ -52,7 +56,7 @@ class Approach:
             self._say_why(os.strerror(error.errno or 0).lower())
             return False
         self._network, self.channel = self.channel, shorter
-        shorter.send(self._hello)
+        self._say_hello()
         return True
 
     def _go_back(self, why: str) -> None:
@@ -61,7 +65,11 @@ class Approach:
         self.channel.close()
         if self._network is not None:
             self.channel, self._network = self._network, None
-            self.channel.send(self._hello)
+            self._say_hello()
+
+    def _say_hello(self) -> None:
+        self._said = time.monotonic()
+        self.channel.send(self._hello)
 
     def _say_why(self, why: str) -> None:
         say(f"{self._hello.task} reaches {self._name} over the network: no shared memory ({why})")

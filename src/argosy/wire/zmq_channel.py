@@ -39,7 +39,10 @@ _COPY_BELOW = 16 * 1024
 # A plain number: used at every message, and enum arithmetic is slow.
 _READABLE = int(zmq.POLLIN)
 
-_CONNECTION_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+# What a listener is told of with the descriptor, and so knows whose it is (of a handshake, ZeroMQ names none).
+_COMING_AND_GOING = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+# What a channel is told of: here the descriptor does not matter.
+_FOUND_AND_LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 def _configure(sock: zmq.Socket[bytes]) -> None:
@@ -88,7 +91,7 @@ class ZmqListener:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if listen_fd is not None:
             self._router.setsockopt(zmq.USE_FD, listen_fd)
-        self._monitor = self._router.get_monitor_socket(_CONNECTION_EVENTS)
+        self._monitor = self._router.get_monitor_socket(_COMING_AND_GOING)
         try:
             self._router.bind(_endpoint(bind_address(address, field)))
         except zmq.ZMQError as error:
@@ -182,7 +185,7 @@ class ZmqChannel:
         self._dealer = self._context.socket(zmq.DEALER)
         _configure(self._dealer)
         self._dealer.setsockopt(zmq.IDENTITY, identity)
-        self._monitor = self._dealer.get_monitor_socket(_CONNECTION_EVENTS)
+        self._monitor = self._dealer.get_monitor_socket(_FOUND_AND_LOST)
         self._dealer.connect(_endpoint(address))
         self._lost_since: float | None = None
         self._poller = zmq.Poller()
