@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from argosy import hooks as hooks
     from argosy.cluster.spec import ClusterSpec as ClusterSpec
     from argosy.errors import ArgosyError as ArgosyError
     from argosy.errors import ConfigError as ConfigError
@@ -54,6 +55,7 @@ _HOMES = {
     "TaskLost": "argosy.errors",
     "Verdict": "argosy.replica.exchange",
     "WaitTimeout": "argosy.errors",
+    "hooks": "argosy",
     "join": "argosy.replica.replica",
 }
 
@@ -68,7 +70,9 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'argosy' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    value = import_module(f"argosy.{name}") if home == "argosy" else getattr(import_module(home), name)
+    globals()[name] = value
     return value
 
 

@@ -6,6 +6,7 @@
     ├── WaitTimeout        somebody did not arrive in time; names the missing tasks
     ├── TaskLost           a task that the job cannot do without has gone
     ├── JobFailed          another task failed first; names it and its error
+    ├── HookFailed         a hook raised an error; names the hook, with its error as the cause
     └── WireError          bytes that are not a message of ours
 
 Each message is one line: what is wrong, where, what was expected, what came, and the remedy. The parts are
@@ -66,6 +67,14 @@ class JobFailed(ArgosyError):
         self.task = task
         self.reason = reason
         super().__init__(f"the job was ended by {task}: {reason}")
+
+
+class HookFailed(ArgosyError):
+    """The hook `hook` raised an error, which is the cause of this one."""
+
+    def __init__(self, hook: str, step: int, error: BaseException) -> None:
+        self.hook = hook
+        super().__init__(f"the hook {hook} failed at step {step}: {type(error).__name__}: {error}")
 
 
 class WireError(ArgosyError):
