@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from argosy import hooks as hooks
+    from argosy.checkpoint.reading import load as load
     from argosy.cluster.spec import ClusterSpec as ClusterSpec
     from argosy.errors import ArgosyError as ArgosyError
+    from argosy.errors import CheckpointDamaged as CheckpointDamaged
     from argosy.errors import ConfigError as ConfigError
+    from argosy.errors import HookFailed as HookFailed
     from argosy.errors import JobFailed as JobFailed
     from argosy.errors import ModelMismatch as ModelMismatch
     from argosy.errors import TaskLost as TaskLost
@@ -40,9 +43,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArgosyError": "argosy.errors",
     "Async": "argosy.modes",
+    "CheckpointDamaged": "argosy.errors",
     "ClusterSpec": "argosy.cluster.spec",
     "ConfigError": "argosy.errors",
     "Greedy": "argosy.store.placement",
+    "HookFailed": "argosy.errors",
     "JobFailed": "argosy.errors",
     "ModelMismatch": "argosy.errors",
     "Replica": "argosy.replica.replica",
@@ -57,6 +62,7 @@ _HOMES = {
     "WaitTimeout": "argosy.errors",
     "hooks": "argosy",
     "join": "argosy.replica.replica",
+    "load": "argosy.checkpoint.reading",
 }
 
 __all__ = sorted(_HOMES)

@@ -7,6 +7,7 @@
     ├── TaskLost           a task that the job cannot do without has gone
     ├── JobFailed          another task failed first; names it and its error
     ├── HookFailed         a hook raised an error; names the hook, with its error as the cause
+    ├── CheckpointDamaged  a checkpoint that cannot be trusted; names the file
     └── WireError          bytes that are not a message of ours
 
 Each message is one line: what is wrong, where, what was expected, what came, and the remedy. The parts are
@@ -67,6 +68,14 @@ class JobFailed(ArgosyError):
         self.task = task
         self.reason = reason
         super().__init__(f"the job was ended by {task}: {reason}")
+
+
+class CheckpointDamaged(ArgosyError):
+    """The file `path` of a checkpoint is not what was written."""
+
+    def __init__(self, path: object, why: str) -> None:
+        self.path = str(path)
+        super().__init__(f"damaged checkpoint: {path}: {why}")
 
 
 class HookFailed(ArgosyError):
