@@ -95,6 +95,7 @@ _fork_server = click.option(
 @click.option(
     "--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Keep each task's output here."
 )
+@click.option("--evaluator", is_flag=True, help="Also a task that evaluates each checkpoint.")
 @click.option("--threads", type=int, metavar="N", help="Threads of a task.  [default: cores / tasks]")
 @_fork_server
 @click.argument("script", type=click.Path(path_type=Path))
@@ -104,6 +105,7 @@ def run(
     workers: int,
     log_dir: Path | None,
     threads: int | None,
+    evaluator: bool,
     fork_server: bool,
     script: Path,
     args: tuple[str, ...],
@@ -130,7 +132,15 @@ def run(
     servers = int(given.get("mode") != "ring") if ps is None else ps
     return local.run(
         JobSpec(
-            script, args, servers, workers, given, threads, log_dir, preload=PRELOAD if fork_server else None
+            script,
+            args,
+            servers,
+            workers,
+            given,
+            threads,
+            log_dir,
+            preload=PRELOAD if fork_server else None,
+            evaluator=evaluator,
         )
     )
 
@@ -183,6 +193,17 @@ def status(address: str) -> None:
     from argosy.store.status import query
 
     click.echo(query(str(where)))
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def checkpoints(directory: Path) -> int:
+    """The checkpoints in DIRECTORY: step, size, age, and whether each is sound (all of it is read)."""
+    from argosy.checkpoint.listing import listing
+
+    lines, sound = listing(directory)
+    click.echo("\n".join(lines))
+    return 0 if sound else 1
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})

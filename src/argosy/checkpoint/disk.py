@@ -5,6 +5,7 @@ Tests put a fault into each of them.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,6 +61,12 @@ def remove_folder(path: Path) -> None:
         for inside in path.iterdir():
             remove_file(inside)
         path.rmdir()
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_file(path: Path, parts: Iterable[Any]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from argosy.checkpoint import disk
 from argosy.checkpoint.index import FILE, Index, encode, read
-from argosy.checkpoint.safetensors import sha256
 from argosy.errors import CheckpointDamaged, ConfigError
 
 LOCK = ".lock"
@@ -48,7 +47,7 @@ def check(path: Path) -> Index:
             size = file.stat().st_size
             if size != shard.bytes:
                 raise CheckpointDamaged(file, f"expected {shard.bytes} bytes, got {size}")
-            if sha256(file) != shard.sha256:
+            if disk.sha256(file) != shard.sha256:
                 raise CheckpointDamaged(file, "its checksum is wrong")
         except OSError as error:
             raise CheckpointDamaged(file, error.strerror or "it cannot be read") from None
@@ -147,3 +146,18 @@ class Lock:
     def release(self) -> None:
         """Let others in."""
         os.close(self._descriptor)
+
+
+def is_written_to(directory: Path) -> bool:
+    """Whether a job holds the lock of a directory."""
+    try:
+        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

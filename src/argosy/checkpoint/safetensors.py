@@ -127,9 +127,3 @@ def _places(path: Path) -> dict[str, Place]:
             raise ValueError(f"{name} does not fit")
         places[name] = Place(spec, first + start)
     return places
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from argosy.cluster.discover import discover
+from argosy.cluster.discover import EVALUATOR, discover
 from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, variable
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
@@ -54,6 +54,7 @@ class JobSpec:
     log_dir: Path | None = None
     python_flags: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = PRELOAD
+    evaluator: bool = False
 
     def __post_init__(self) -> None:
         if not self.script.is_file():
@@ -65,10 +66,15 @@ class JobSpec:
             _at_least("--threads", self.threads, 1)
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Every task, servers first."""
+    def members(self) -> tuple[Task, ...]:
+        """The tasks that have an address, servers first."""
         servers = tuple(Task("ps", index) for index in range(self.servers))
         return servers + tuple(Task("worker", index) for index in range(self.workers))
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task."""
+        return (*self.members, Task(EVALUATOR, 0)) if self.evaluator else self.members
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -81,7 +87,7 @@ class TaskPlan:
     """One process to start."""
 
     task: Task
-    address: Address
+    address: Address | None
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     error_file: Path
@@ -106,7 +112,7 @@ def plan_task(
     """What to run as `task`, on top of the environment `environ`."""
     return TaskPlan(
         task,
-        cluster.address(task),
+        None if task.job == EVALUATOR else cluster.address(task),
         (sys.executable, *job.python_flags, *job.command),
         task_environ(job, cluster, task, environ, cores) | {ERROR_FILE: str(error_file)},
         error_file,

@@ -46,7 +46,7 @@ def run(job: JobSpec) -> int:
     """Start every task, wait for the end, and report. Raises ConfigError before anything starts."""
     _fill_standard_streams()
     with ExitStack() as stack:
-        ports = stack.enter_context(Ports(job.tasks))
+        ports = stack.enter_context(Ports(job.members))
         cluster = describe_cluster(ports.addresses)
         check(job, cluster, os.environ)
         # From here on there is something to clear away, which no signal may come in between of.
@@ -114,7 +114,8 @@ class Run:
                 Stream(process.stdout, partial(self._relay, task, False)),
                 Stream(process.stderr, partial(self._relay, task, True)),
             ]
-            self.screen.say(f"started {task} pid {process.pid} at {plan.address}")
+            where = "" if plan.address is None else f" at {plan.address}"
+            self.screen.say(f"started {task} pid {process.pid}{where}")
 
     def until_over(self) -> None:
         """Carry the supervisor's decisions out until nothing is left to wait for."""

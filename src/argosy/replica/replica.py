@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from argosy.cluster.discover import Identity, discover, take_flags
+from argosy.cluster.discover import EVALUATOR, Identity, discover, take_flags
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.modes import BufferRule, Local, Mode
@@ -117,7 +117,12 @@ class Replica:
     @property
     def is_chief(self) -> bool:
         """Whether this is worker 0, which initialises the parameters."""
-        return self.index == 0
+        return self.index == 0 and not self.is_evaluator
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this task evaluates the checkpoints of the others, and does not train."""
+        return self._identity.task.job == EVALUATOR
 
     @property
     def mode(self) -> Mode:
@@ -192,6 +197,7 @@ class Replica:
         initial: str | os.PathLike[str] | None = None,
         state: Mapping[str, Stateful] | None = None,
         hyperparameters: Literal["checkpoint", "script"] = "checkpoint",
+        evaluate: Callable[[nn.Module], Any] | None = None,
         buffers: BufferRule = "chief",
         hooks: Sequence[Hook] = (),
     ) -> Session:
@@ -202,7 +208,7 @@ class Replica:
         `average`: keep moving averages of the parameters with this decay, for `session.averaged()`.
         `initial`: a file with a `state_dict` to begin from. `state`: what else is kept with the checkpoints,
         such as `{"scheduler": scheduler}`. `hyperparameters`: when a training is resumed, those of the
-        "checkpoint" count, or those of the "script".
+        "checkpoint" count, or those of the "script". `evaluate`: what an evaluator does with each checkpoint.
         `buffers`: whose running statistics (of BatchNorm and the like) everybody gets, the "chief"'s or the
         "mean" of all. `hooks`: what else happens along with it, see `argosy.hooks`.
         """
@@ -228,6 +234,10 @@ class Replica:
             None if initial is None else initial_values(model, initial),
             hyperparameters=hyperparameters,
         )
+        if self.is_evaluator:
+            from argosy.session.evaluation import EvaluatorSession
+
+            return EvaluatorSession(self, optimizer, training, evaluate, self._identity.wait)
         return Session(self, optimizer, training, [*saving, *hooks], state)
 
     def loader(self, dataset: Dataset[T], batch_size: int, seed: int = 0, **options: Any) -> Loader[T]:
