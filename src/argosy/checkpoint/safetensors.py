@@ -91,7 +91,7 @@ class Reader:
         self.path = path
         try:
             self.places = _places(path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
             raise CheckpointDamaged(path, f"not a safetensors file ({error})") from None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:

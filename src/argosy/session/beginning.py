@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from argosy.checkpoint.safetensors import Reader
-from argosy.errors import CheckpointDamaged, ConfigError
+from argosy.errors import ConfigError
 from argosy.hooks.hook import Hook
 from argosy.hooks.saving import SaveCheckpoint
 from argosy.replica.exchange import Keeping
@@ -52,13 +52,10 @@ def initial_values(model: nn.Module, path: str | os.PathLike[str]) -> Callable[[
             values = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigError("initial", "a file with a state_dict", f"{file}: {error.strerror}") from None
-    except (CheckpointDamaged, RuntimeError, ValueError, EOFError) as error:
-        raise ConfigError("initial", "a file with a state_dict", f"{file}: {error}") from None
-    except Exception as error:  # what torch raises for a file that would run code is a pickle's error
-        if type(error).__name__ != "UnpicklingError":
-            raise
+    except Exception as error:  # torch raises anything at all for a file that is none of its own
+        why = str(error).partition("\n")[0] or type(error).__name__
         remedy = "save model.state_dict(), not the model"
-        raise ConfigError("initial", "a file with tensors only", file, remedy) from None
+        raise ConfigError("initial", "a file with a state_dict", f"{file}: {why}", remedy) from None
 
     def put() -> None:
         try:

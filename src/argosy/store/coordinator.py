@@ -115,6 +115,7 @@ class Coordinator:
     def fail(self, task: Task, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
         if self.failure is None:
+            self._core.cuts = None  # what is wrong may be in the parameters: what is saved stays as it is
             self.failure = JobOver(str(task), reason)
             for worker in list(self.roster.awaited()):
                 self._tell(worker, self.failure)
