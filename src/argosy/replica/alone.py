@@ -93,6 +93,9 @@ class AloneExchange:
             torch._foreach_copy_(self._parameters(), self._averages)
         return self._verdict()
 
+    def optimizer_state(self) -> None:
+        """See `Exchange`."""
+
     def give_state(self) -> None:
         """See `Exchange`."""
         if self._saving is not None and self._saving.wants_states:

@@ -90,6 +90,9 @@ class Exchange(Protocol):
     def pull_average(self) -> Verdict:
         """Get the moving averages in place of the parameters; `pull` brings these back."""
 
+    def optimizer_state(self) -> dict[int, dict[str, Any]] | None:
+        """What the optimizer keeps of each parameter, by number, as torch has it; None: it has it itself."""
+
     def give_state(self) -> None:
         """Give this replica's own state, if a step was saved and waits for it: before the next batch."""
 

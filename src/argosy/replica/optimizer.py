@@ -122,6 +122,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.verdict = self._exchange.finish()
         self._exchange.release()
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's own: what the servers keep of each parameter is fetched from them."""
+        kept = self._exchange.optimizer_state() if self._started else None
+        plain = self._inner.state_dict()
+        return plain if kept is None else {**plain, "state": kept}
+
     def abandon(self) -> None:
         """The training has failed: let go of what it holds."""
         self._exchange.release()

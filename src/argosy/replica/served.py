@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,13 +24,14 @@ from argosy.replica.exchange import (
 from argosy.replica.model_state import ModelState
 from argosy.replica.overlap import Overlap
 from argosy.replica.packing import Packing
+from argosy.replica.slots import gather_slots
 from argosy.store.client import StoreClient
 from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe, groups_of
 from argosy.store.placement import UserPlacement, place
 from argosy.wire.frames import Dtype
 from argosy.wire.message import Message
-from argosy.wire.protocol import Group, Opened, PushRequest, Register
+from argosy.wire.protocol import Group, Opened, PushRequest, Register, Wish
 from argosy.wire.protocol import Verdict as WireVerdict
 from argosy.wire.tensors import dtype_name
 
@@ -71,7 +72,7 @@ class ServedExchange:
         self._overlap: Overlap | None = None
         self._restore = ""  # the checkpoint that the training begins from
         self._cut = False  # whether a step was saved, and waits for this replica's state
-        self._wishes: dict[Literal["save", "stop", "average"], None] = {}
+        self._wishes: dict[Wish, None] = {}
         self.resumed = Resumed()
 
     # --- beginning ----------------------------------------------------------------------------------------
@@ -190,6 +191,20 @@ class ServedExchange:
         self._wishes["average"] = None
         return self._push("pull", {})
 
+    def optimizer_state(self) -> dict[int, dict[str, Any]]:
+        """See `Exchange`."""
+        self._wishes["slots"] = None
+        answers = self._ask("pull", {})
+        found: dict[int, dict[str, Any]] = {}
+        for server, answer in enumerate(answers):
+            frames = iter(answer.tensors)
+            blocks = self._layout.blocks_of(server)
+            for number, names, steps in zip(blocks, answer.header.slots, answer.header.steps, strict=True):
+                slots = {name: next(frames) for name in names}
+                gather_slots(found, self._layout, number, slots, steps)
+        self.pull()  # on one host the answer came to where the parameters live
+        return found
+
     def wish(self, what: Literal["save", "stop"]) -> None:
         """See `Exchange`."""
         self._wishes[what] = None
@@ -214,6 +229,17 @@ class ServedExchange:
         buffers: tuple[str, ...] = (),
         ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> Verdict:
+        return self._take(self._ask(kind, tensors, weight, absent, buffers, ahead))
+
+    def _ask(
+        self,
+        kind: Literal["gradient", "skip", "pull"],
+        tensors: dict[int, list[torch.Tensor]],
+        weight: float = 1.0,
+        absent: tuple[int, ...] = (),
+        buffers: tuple[str, ...] = (),
+        ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    ) -> list[Message[WireVerdict]]:
         groups = groups_of(self._optimizer)
         news = groups if groups != self._groups else None
         self.give_state()
@@ -222,7 +248,7 @@ class ServedExchange:
         request = PushRequest(0, self._version, kind, weight, absent, news, buffers, wishes=wishes)
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups
-        return self._take(answers)
+        return answers
 
     def _take(self, answers: Sequence[Message[WireVerdict]]) -> Verdict:
         first = answers[0].header

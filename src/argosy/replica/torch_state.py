@@ -5,7 +5,6 @@ Tensors of an optimizer's state are slots, its counts of steps are steps, other 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -127,14 +126,3 @@ def _is_plain(value: object) -> bool:
 
 def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, torch.Tensor) else value
-
-
-def torch_format(groups: list[dict[str, Any]], states: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """An optimizer's state as `torch.optim.Optimizer.state_dict` gives it."""
-    first = 0
-    packed = []
-    for group in groups:
-        numbers = list(range(first, first + len(group["params"])))
-        first += len(numbers)
-        packed.append({**{k: v for k, v in group.items() if k != "params"}, "params": numbers})
-    return {"state": dict(states), "param_groups": packed}

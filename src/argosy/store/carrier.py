@@ -21,7 +21,7 @@ from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
 from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget
 from argosy.wire.message import Message
-from argosy.wire.protocol import Bucket, Group, Header, PushRequest, Register, Verdict
+from argosy.wire.protocol import Bucket, Group, Header, PushRequest, Register, Verdict, Wishes
 from argosy.wire.tensors import torch_dtype
 
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
@@ -31,7 +31,7 @@ class _HeldPush(msgspec.Struct, frozen=True, eq=False):
     gradient: Gradient
     groups: tuple[Group, ...]
     buffers: dict[str, torch.Tensor]
-    average: bool = False  # its worker wants the averages
+    wishes: Wishes = ()
 
     def copy(self) -> _HeldPush:
         """The same in memory of its own."""
@@ -137,7 +137,7 @@ class Carrier:
             blocks = whole
         gradient = self.shard.accept(blocks, header.absent)
         groups = self._groups.get(worker, self._first_groups)
-        self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers, "average" in header.wishes)
+        self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers, header.wishes)
         return True
 
     def keep_bucket(self, worker: int, message: Message[Bucket]) -> None:
@@ -241,15 +241,30 @@ class Carrier:
 
     def _answer(self, answer: Answer) -> None:
         key = (answer.worker, answer.seq)
-        average = False
+        wishes: Wishes = ()
         if answer.status in ("skipped", "pulled"):  # no part of any step
-            average = self._settle(*key).average
+            wishes = self._settle(*key).wishes
         elif key in self._held:  # its worker goes on before the step is made, and may write to its memory
             self._held[key] = self._held[key].copy()
         verdict = Verdict(
             answer.seq, answer.status, answer.step, answer.staleness, answer.stop, cut=answer.cut
         )
-        self._send(answer.worker, verdict, average)
+        if "slots" in wishes:
+            self._send_slots(answer.worker, verdict)
+        else:
+            self._send(answer.worker, verdict, "average" in wishes)
+
+    def _send_slots(self, worker: int, verdict: Verdict) -> None:
+        """Answer with what the optimizer keeps of each block, in place of its values."""
+        blocks = list(self.shard.blocks())
+        kept = [{k: t for k, t in block.tensors.items() if k.startswith("slot/")} for block in blocks]
+        header = msgspec.structs.replace(
+            verdict,
+            slots=tuple(tuple(name.removeprefix("slot/") for name in slots) for slots in kept),
+            steps=tuple(tuple(block.steps) for block in blocks),
+        )
+        self._verdicts[worker] = verdict
+        self._reply(worker, header, [tensor.clone() for slots in kept for tensor in slots.values()])
 
     def _send(self, worker: int, verdict: Verdict, average: bool = False) -> None:
         everything = verdict.status == "pulled"

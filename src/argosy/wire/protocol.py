@@ -150,7 +150,8 @@ class SlotsKept(_Header, frozen=True, tag="kept"):
     """I see it."""
 
 
-Wishes: TypeAlias = tuple[Literal["save", "stop", "average"], ...]
+Wish: TypeAlias = Literal["save", "stop", "average", "slots"]
+Wishes: TypeAlias = tuple[Wish, ...]
 
 
 class PushRequest(_Header, frozen=True, tag="push"):
@@ -159,7 +160,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed. `shared`:
     the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
     of the blocks that were sent ahead, and have no frame here. `wishes`: "save" the state soon, "stop" the
-    job, answer with the "average".
+    job, answer with the "average" or with the optimizer's "slots" in place of the values.
     """
 
     seq: Count
@@ -197,6 +198,10 @@ class Verdict(_Header, frozen=True, tag="verdict"):
     stop: bool = False
     buffers: tuple[str, ...] = ()
     cut: bool = False  # a step has been saved: give me your own state for it
+    # If they were wished for: of each block the names of its slots, which are the frames, and its updates so
+    # far by stretches of (start, stop, count).
+    slots: tuple[tuple[str, ...], ...] = ()
+    steps: tuple[tuple[tuple[Count, Count, float], ...], ...] = ()
 
 
 class Ask(_Header, frozen=True, tag="ask"):
