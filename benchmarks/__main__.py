@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "start": training.measure_start,
     "alone": exchanges.measure_alone,
     "copies": exchanges.measure_copies,
+    "saving": exchanges.measure_saving,
     "size": exchanges.measure_sizes,
     "workers": exchanges.measure_workers,
     "servers": exchanges.measure_servers,
@@ -68,6 +69,7 @@ def main(parts: tuple[str, ...], results: Path, quick: bool, only: tuple[str, ..
     start              from command to first step
     alone              a cluster of one against plain PyTorch
     copies             25 M parameters against plain copies
+    saving             a checkpoint every 100 steps against none
     size workers servers    a push and pull as these grow
     memory             of each task, and its growth
     """

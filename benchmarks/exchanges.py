@@ -85,6 +85,21 @@ def measure_copies(settings: Settings) -> dict[str, Any]:
     return {"kind": "copies", "floats": floats, "rows": rows}
 
 
+def measure_saving(settings: Settings) -> dict[str, Any]:
+    """The MNIST run with a save every 100 steps against itself without, in turns; and the copy at a cut."""
+    jobs = {}
+    for mode in ("sync", "async"):
+        out = settings.out()
+        words = (*Training("mnist", settings.data, out, 0.0).words, "--directory", str(out / "runs"))
+        words = (*words, "--pairs", str(settings.pairs))
+        launch = argosy_run(SCRIPTS / "saving.py", words, 2, 2, mode)
+        limit = 30.0 * settings.pairs + settings.start_limit
+        file = jobs[mode] = run(Run([launch], out, ["worker-0.json"], limit)).files[0]
+        ratio = median(file["rates"]["with"]) / median(file["rates"]["without"])
+        settings.say(f"saving, {mode}: {ratio:.3f} of the speed without")
+    return {"kind": "saving", "jobs": jobs}
+
+
 def measure_alone(settings: Settings) -> dict[str, Any]:
     """A cluster of one and the plain loop, a pair a process."""
     pairs = []

@@ -92,17 +92,30 @@ def test_the_other_kinds_of_results_have_tables() -> None:
         "allowed": 3e8,
         "tasks": {"/job:ps/task:0": task},
     }
+    saved = {
+        "rates": {"with": [96.0], "without": [100.0]},
+        "cuts": {"shard": {"cut": [0.001], "copies": [0.002]}},
+    }
     results: list[dict[str, Any]] = [
         {"kind": "start", "seconds": {"ours": [1.0, 2.0]}},
         {"kind": "alone", "pairs": [{"plain": 100.0, "argosy": 99.0}]},
         {"kind": "copies", "floats": 25_000_000, "rows": {"bare": {"costs": [0.03], "plain": [0.02]}}},
+        {"kind": "saving", "jobs": {"sync": saved}},
         {"kind": "size", "rows": [sized]},
         {"kind": "shape", "rows": [row]},
         {"kind": "memory", "imported": {"rss": 2e8}, "jobs": [job]},
     ]
     assert {result["kind"] for result in results} | {"training"} == set(report.KINDS)
     page = report.page({result["kind"]: {**result, "machine": MACHINE} for result in results})
-    for words in ("1.50 (1.00–2.00)", "0.990 (0.990–0.990)", "1.50 (1.50–1.50)", "1.02 kB", "500", "300 MB"):
+    for words in (
+        "1.50 (1.00–2.00)",
+        "0.990 (0.990–0.990)",
+        "1.50 (1.50–1.50)",
+        "1.02 kB",
+        "500",
+        "300 MB",
+        "0.960 (0.960–0.960)",
+    ):
         assert words in page
 
 

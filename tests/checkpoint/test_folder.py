@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def save(archive: Archive, step: int, value: float | None = None, servers: int =
     for server in range(servers):
         writer = ShardWriter(archive.directory, f"shard-{server}-of-{servers}.safetensors")
         start, stop = 4 * server, 4 * server + 4
-        writer.write(step, [Entry(f"param/w[{start}:{stop}]", flat[start:stop])])
+        entry = Entry(f"param/w[{start}:{stop}]", flat[start:stop])
+        writer.write(step, partial(list, [entry]))
         writer.close()
         result = writer.result()
         assert result is not None

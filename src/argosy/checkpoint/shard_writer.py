@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,15 +22,15 @@ class ShardWriter:
         self._writing: Future[ShardFile] | None = None
         self._step = 0
 
-    def write(self, step: int, entries: Sequence[Entry]) -> None:
-        """Begin. The tensors must stay as they are until the result is there."""
+    def write(self, step: int, entries: Callable[[], Sequence[Entry]]) -> None:
+        """Begin. What `entries` gives, in the thread, must stay as it is until the result is there."""
         self._step = step
         self._writing = self._thread.submit(self._write, step, entries)
 
-    def _write(self, step: int, entries: Sequence[Entry]) -> ShardFile:
+    def _write(self, step: int, entries: Callable[[], Sequence[Entry]]) -> ShardFile:
         place = folder.workplace(self._directory, step)
         disk.make_folder(place)
-        size, checksum = safetensors.write(place / self._name, entries)
+        size, checksum = safetensors.write(place / self._name, entries())
         return ShardFile(self._name, size, checksum)
 
     @property

@@ -87,7 +87,7 @@ class OwnSaving:
             versions=versions(),
         )
         self._archive.begin(index, 1)
-        self._writer.write(step, entries)
+        self._writer.write(step, lambda: entries)
 
     def _advance(self) -> None:
         if (result := self._writer.result()) is not None:

@@ -116,12 +116,12 @@ class Saving:
         self._until = math.inf if sync else time.monotonic() + _STATES_WITHIN
         if self._writer is None or self._register is None:
             return
-        entries = self._snapshot.take(shard, layout)
-        entries += [Entry(f"buffer/{name}", value.clone()) for name, value in buffers.items()]
+        self._snapshot.take(shard)
+        kept = [Entry(f"buffer/{name}", value.clone()) for name, value in buffers.items()]
         if self.archive is not None:
             index = self._index(self._register, step, layout, tuple(buffers), groups)
             self.archive.begin(index, self._servers)
-        self._writer.write(step, entries)
+        self._writer.write(step, lambda: [*self._snapshot.entries(layout), *kept])
 
     def _index(
         self,

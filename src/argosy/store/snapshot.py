@@ -13,10 +13,11 @@ from argosy.store.shard import BlockState, Shard
 
 
 class Snapshot:
-    """The memory of the copies."""
+    """The memory of the copies. `take` is all that training waits for; the rest is for whoever writes."""
 
     def __init__(self) -> None:
         self._copies: dict[tuple[int, str], torch.Tensor] = {}
+        self._blocks: list[BlockState] = []
 
     def prepare(self, shard: Shard) -> None:
         """Get the memory before it is needed: the first copy into new memory takes three times as long."""
@@ -26,13 +27,22 @@ class Snapshot:
                     self._copies[number, kind] = torch.zeros_like(tensor)
 
     @torch.no_grad()
-    def take(self, shard: Shard, layout: Layout) -> list[Entry]:
-        """Copy, and name the pieces. They stay as they are until the next call."""
-        self.prepare(shard)
-        entries: list[Entry] = []
-        for number, state in enumerate(shard.blocks()):
+    def take(self, shard: Shard) -> None:
+        """Copy everything as it is now; it stays until the next time."""
+        blocks = list(shard.blocks())
+        if sum(len(state.tensors) for state in blocks) != len(self._copies):
+            self.prepare(shard)
+        for number, state in enumerate(blocks):
             for kind, tensor in state.tensors.items():
-                copy = self._copies[number, kind].copy_(tensor)
+                self._copies[number, kind].copy_(tensor)
+        self._blocks = blocks
+
+    def entries(self, layout: Layout) -> list[Entry]:
+        """The pieces of the copy, by name."""
+        entries: list[Entry] = []
+        for number, state in enumerate(self._blocks):
+            for kind in state.tensors:
+                copy = self._copies[number, kind]
                 for piece in state.pieces:
                     part = copy[piece.offset : piece.offset + piece.count]
                     entries.append(_entry(kind, part, piece, layout))
