@@ -16,8 +16,9 @@ from typing import Literal, TypeAlias
 
 from argosy.modes import Async, Mode, Sync
 from argosy.update.admission import admission_for
-from argosy.update.coordination import Arrived, Coordination, Finished, Held, Lost
-from argosy.update.decisions import Answer, Apply, Decision, Forget, Part, Push
+from argosy.update.coordination import Arrived, Coordination, CutWritten, Event, Finished, Held, Lost
+from argosy.update.cuts import Cuts
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Part, Push
 from argosy.update.membership import Presence, Roster
 
 Key: TypeAlias = tuple[int, int]  # a worker, a sequence number
@@ -99,6 +100,7 @@ class Server:
         self.index = index
         self.held: set[Key] = set()
         self.applied: list[Apply] = []
+        self.cuts: list[tuple[int, int]] = []  # the step, and how many updates had been made
         self.settled: dict[int, int] = {}  # worker -> the last sequence number that was dealt with
 
     def hold(self, key: Key) -> bool:
@@ -120,6 +122,8 @@ class Server:
                     self.held.remove((part.worker, part.seq))  # a KeyError here: ordered, but not held
                     self.settle(part.worker, part.seq)
                 self.applied.append(decision)
+            case Cut(step):
+                self.cuts.append((step, len(self.applied)))
             case Forget(worker, seq):
                 self.held.discard((worker, seq))
                 self.settle(worker, seq)
@@ -159,6 +163,8 @@ class Job:
         self.roster = Roster(scenario.workers)
         admission = admission_for(scenario.mode, self.roster, scenario.last_step)
         self.core = Coordination(scenario.servers, self.roster, admission)
+        self.core.cuts = Cuts(2, 0)
+        self.written = 0  # by how many servers the latest cut is written
         self.lives: list[Life | None] = [None] * scenario.workers
         self.counts = [0] * scenario.workers  # lives so far
         self.pushes: dict[Key, Push] = {}
@@ -167,7 +173,7 @@ class Job:
         self.faults = True
 
     # --- the coordinator --------------------------------------------------------------------------------
-    def decide(self, event: Arrived | Held | Finished | Lost) -> None:
+    def decide(self, event: Event) -> None:
         """Let the core decide, and give every server its orders."""
         before = self.core.admission.step
         decisions = self.core.on(event)
@@ -188,9 +194,18 @@ class Job:
         """A server carries out decisions, and answers."""
         for decision in decisions:
             reply = server.carry_out(decision)
+            if isinstance(decision, Cut):
+                self.network.send(("saved", str(server.index)), self.saved)
             if reply is not None and (life := self.lives[reply.answer.worker]) is not None:
                 link = ("reply", str(server.index), str(life.worker), str(life.number))
                 self.network.send(link, self.replied(life, server.index, reply))
+
+    def saved(self) -> None:
+        """A server has written its share of the latest cut."""
+        self.written += 1
+        if self.written == len(self.servers):
+            self.written = 0
+            self.decide(CutWritten())
 
     def replied(self, life: Life, server: int, reply: Reply) -> Delivery:
         return lambda: self.hear(life, server, reply)
@@ -365,6 +380,9 @@ def check(job: Job) -> None:
     for server in job.servers:
         assert server.applied == log, "E1: servers applied different sets"
         assert not server.held, f"server {server.index} keeps {server.held} for ever"
+        assert server.cuts == [(step, step) for step, _ in job.servers[0].cuts], "E6: not one cut"
+    if job.roster.everyone_left() and log:
+        assert job.servers[0].cuts[-1] == (len(log), len(log)), "the final state is not saved"
     check_steps(job, log)
     applied = [part for apply in log for part in apply.parts]
     assert len(set(applied)) == len(applied), "E1: applied twice"
