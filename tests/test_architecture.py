@@ -36,8 +36,9 @@ MAY_IMPORT = {
         "session",
         "hooks",
     },
-    "session": {"errors", "events", "modes", "replica", "hooks"},
-    "hooks": {"errors", "events", "modes", "session"},
+    "session": {"errors", "events", "modes", "replica", "hooks", "observe", "wire.status"},
+    "hooks": {"errors", "events", "modes", "session", "observe"},
+    "observe": {"errors", "events", "wire.status"},
     "launch": {"errors", "events", "modes", "cluster"},
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
@@ -48,7 +49,7 @@ MAY_IMPORT = {
 }
 # No input or output, no clock, no chance, no tensors: decisions only.
 PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
-WITHOUT_TORCH = {"errors", "events", "modes", "cluster", "update", "launch", "bench", "cli"}
+WITHOUT_TORCH = {"errors", "events", "modes", "cluster", "update", "launch", "observe", "bench", "cli"}
 # A forked task runs the user's own script, from the user's own disk.
 RUNS_THE_SCRIPT = {"argosy.launch.forked"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}

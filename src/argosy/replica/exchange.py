@@ -5,7 +5,7 @@ One exchange a way of working: servers, alone, and the ring when it comes. Switc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,7 @@ class Training:
     model: nn.Module | None
     last_step: int | None = None
     buffer_rule: BufferRule = "chief"
+    numbers: Callable[[], dict[str, float]] = dict  # what was logged, when the servers should hear of it
 
 
 class Exchange(Protocol):

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from argosy.replica.optimizer import DistributedOptimizer
     from argosy.replica.served import Options
     from argosy.session.session import Session
+    from argosy.store.status import Inquirer
 
 
 def join(
@@ -197,7 +199,8 @@ class Replica:
             raise ConfigError("buffers", "chief or mean", repr(buffers))
         if directory is not None:
             say(f"directory {os.fspath(directory)}: this version writes no checkpoints yet")
-        return Session(self, optimizer, Training(model, last_step, buffers), hooks)
+        folder = None if directory is None else Path(directory)
+        return Session(self, optimizer, Training(model, last_step, buffers), hooks, folder)
 
     def barrier(self) -> None:
         """Wait until every worker is here."""
@@ -213,6 +216,10 @@ class Replica:
             return [value]
         met = self._client.meet(msgspec.Raw(msgspec.msgpack.encode(value)))
         return [msgspec.msgpack.decode(met[worker]) for worker in sorted(met)]
+
+    def inquire(self) -> Inquirer | None:
+        """Somebody to ask how the job stands, on a channel of its own; None without servers."""
+        return None if self._client is None else self._client.inquire()
 
     def leave(self) -> None:
         """This worker is done; the session says it by itself, and so does the end of the script."""

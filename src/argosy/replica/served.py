@@ -160,7 +160,9 @@ class ServedExchange:
     ) -> Verdict:
         groups = groups_of(self._optimizer)
         news = groups if groups != self._groups else None
-        request = PushRequest(0, self._version, kind, weight, absent, news, buffers)
+        request = PushRequest(
+            0, self._version, kind, weight, absent, news, buffers, numbers=self._training.numbers()
+        )
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups
         return self._take(answers)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,9 +14,13 @@ import torch
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.hooks.hook import Hook, Hooks
+from argosy.hooks.log_steps import LogSteps
 from argosy.modes import Sync
+from argosy.observe.lines import numbers_text, step_text
+from argosy.observe.watch import Watch
 from argosy.replica.exchange import Training, Verdict
 from argosy.replica.optimizer import DistributedOptimizer
+from argosy.session.watching import Watching, number
 
 if TYPE_CHECKING:
     from argosy.replica.replica import Replica
@@ -32,6 +38,7 @@ class Session:
         optimizer: DistributedOptimizer,
         training: Training,
         hooks: Sequence[Hook] = (),
+        directory: Path | None = None,
     ) -> None:
         if not isinstance(optimizer, DistributedOptimizer):
             raise ConfigError(
@@ -40,9 +47,12 @@ class Session:
         self.replica = replica
         self.optimizer = optimizer
         self.logged: dict[str, Any] = {}  # what `log` was last given
+        self.directory = directory
         self._stopping = False
         self._hooks = Hooks(self, hooks)
-        self._training = training
+        self._watching = Watching(self, directory)
+        self._training = dataclasses.replace(training, numbers=self._watching.due)
+        self._says_steps = not any(isinstance(hook, LogSteps) for hook in hooks)
         self._weighted = isinstance(replica.mode, Sync) and replica.mode.weighted
         self._logged_at = time.monotonic()
         self._logged_step = 0
@@ -53,18 +63,33 @@ class Session:
         if verdict.stop:
             say(f"step {verdict.global_step} is reached already: nothing is left to train")
         self.optimizer.watcher = self._hooks
-        self._hooks.begin()
+        self._watching.begin()
+        try:
+            self._hooks.begin()
+        except BaseException as error:  # nobody calls __exit__ then
+            self._fail(error)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
-            self.replica.fail(error)
+            self._fail(error)
             return
-        self._hooks.end()
-        self.optimizer.finish()
+        try:
+            self._hooks.end()
+            self._watching.share_last()
+            self.optimizer.finish()
+        except BaseException as late:
+            self._watching.end(late)
+            raise
+        self._watching.end(None)
         self.replica.leave()
+
+    def _fail(self, error: BaseException) -> None:
+        self._watching.end(error)
+        self.replica.fail(error)
 
     @property
     def global_step(self) -> int:
@@ -125,22 +150,29 @@ class Session:
                 return
 
     def log(self, **values: Any) -> None:
-        """Numbers of this step. A tensor's value is read only when a line is due, every few seconds."""
+        """Numbers of this step. A tensor's value is read only when it is shown, once a second or so."""
         self.logged = values
         now = time.monotonic()
         if now - self._logged_at < LOG_EVERY:
             return
         rate = (self.global_step - self._logged_step) / (now - self._logged_at)
         self._logged_at, self._logged_step = now, self.global_step
-        numbers = "".join(f", {name} {_number(value):.4g}" for name, value in values.items())
-        if self.replica.is_chief:
-            total = "" if self._training.last_step is None else f" of {self._training.last_step}"
-            say(f"step {self.global_step}{total}{numbers}, {rate:.0f} steps/s")
+        if self.replica.is_chief and self._says_steps:
+            numbers = numbers_text(self.numbers())
+            say(f"{step_text(self.global_step, self.last_step)}{numbers}  {rate:6.1f} steps/s")
 
+    def numbers(self) -> dict[str, float]:
+        """What `log` was last given, as plain numbers."""
+        return {name: number(name, value) for name, value in self.logged.items()}
 
-def _number(value: Any) -> float:
-    """Detached first: torch warns of a loss that is made a number."""
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    @property
+    def watch(self) -> Watch:
+        """The job as the servers see it: `session.watch.start()`, then `session.watch.latest`."""
+        return self._watching.watch
+
+    def record(self, kind: str, /, **fields: Any) -> None:
+        """Note an event in DIRECTORY/events.jsonl: on the chief of a session with a directory."""
+        self._watching.record(kind, **fields)
 
 
 def _batch_size(batch: object) -> int:

@@ -14,6 +14,7 @@ from argosy.modes import BufferRule, Mode
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.update.decisions import Decision, Status
 from argosy.wire.frames import Dtype
+from argosy.wire.status import JobStatus, Numbers
 
 PROTOCOL_VERSION = 1
 
@@ -61,9 +62,10 @@ class StatusRequest(_Header, frozen=True, tag="status?"):
 
 
 class StatusReport(_Header, frozen=True, tag="status"):
-    """Lines for a person."""
+    """Lines for a person; and from the coordinator, all that it counts."""
 
     lines: tuple[str, ...]
+    job: JobStatus | None = None
 
 
 # --- from a worker ----------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
 
     `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed. `shared`:
     the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
-    of the blocks that were sent ahead, and have no frame here.
+    of the blocks that were sent ahead, and have no frame here. `numbers`: what it logged, rarely.
     """
 
     seq: Count
@@ -129,6 +131,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     buffers: tuple[str, ...] = ()
     shared: bool = False
     ahead: tuple[Index, ...] = ()
+    numbers: Numbers = {}
 
 
 class Bucket(_Header, frozen=True, tag="bucket"):

@@ -1,0 +1,100 @@
+"""A look at the job every second, from a thread of its own: for the journal, and for hooks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from argosy.errors import ArgosyError
+from argosy.observe.journal import Journal
+from argosy.observe.progress import Progress, Speedometer
+from argosy.wire.status import JobStatus
+
+LOOK_EVERY = 1.0
+# The last look must not hold up the end of a job for longer.
+_LAST_LOOK = 2.0
+
+
+class Source(Protocol):
+    """Where a status comes from: the coordinator, or this process itself."""
+
+    def ask(self, timeout: float) -> JobStatus | None:
+        """How the job stands; None if nobody answers in time."""
+
+    def close(self) -> None:
+        """No more questions."""
+
+
+class Watch:
+    """Looks at a job every second while started; `open_source` is called in the thread that asks."""
+
+    def __init__(self, open_source: Callable[[], Source], journal: Journal | None = None) -> None:
+        self.latest: Progress | None = None
+        self._open_source = open_source
+        self._journal = journal
+        self._speedometer = Speedometer()
+        self._asking = threading.Condition()
+        # Looks by number: which was asked for, which has begun, which is done.
+        self._wanted = self._begun = self._done = 0
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to look; once is enough."""
+        if self._thread is None and not self._ending:
+            self._thread = threading.Thread(target=self._run, name="argosy watch", daemon=True)
+            self._thread.start()
+
+    def look(self) -> Progress | None:
+        """Look now, and wait for it, for a moment; what is known then."""
+        if self._thread is not None:
+            with self._asking:
+                wanted = self._wanted = self._begun + 1  # one that is under way may have seen less
+                self._asking.notify_all()
+                self._asking.wait_for(lambda: self._done >= wanted, _LAST_LOOK)
+        return self.latest
+
+    def stop(self) -> None:
+        """A last look, and no more."""
+        if self._thread is None:
+            self._ending = True
+            return
+        self.look()
+        with self._asking:
+            self._ending = True
+            self._asking.notify_all()
+        self._thread.join(_LAST_LOOK)
+        self._thread = None
+
+    def _run(self) -> None:
+        source = self._open_source()
+        try:
+            while not self._ending:
+                with self._asking:
+                    self._begun += 1
+                self._look(source)
+                with self._asking:
+                    self._done = self._begun
+                    self._asking.notify_all()
+                    self._asking.wait_for(lambda: self._ending or self._wanted > self._done, LOOK_EVERY)
+        finally:
+            source.close()
+
+    def _look(self, source: Source) -> None:
+        try:
+            status = source.ask(LOOK_EVERY)
+        except ArgosyError:  # an answer that is none; the next one may be
+            status = None
+        if status is None:
+            return
+        before = self.latest
+        self.latest = self._speedometer.read(status, time.time())
+        if self._journal is not None and (before is None or _differs(before, self.latest)):
+            self._journal.record("progress", **self.latest.event())
+
+
+def _differs(before: Progress, now: Progress) -> bool:
+    """A job that waits is told of once, and not every second."""
+    return (before.step, before.waiting) != (now.step, now.waiting)
