@@ -102,6 +102,7 @@ def test_the_public_names_are_these() -> None:
         "WaitTimeout",
         "hooks",
         "join",
+        "scale_learning_rate",
     ]
     assert argosy.__all__ == expected
     assert dir(argosy) == expected

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from argosy.modes import Ring as Ring
     from argosy.modes import Sync as Sync
     from argosy.replica.exchange import Verdict as Verdict
+    from argosy.replica.learning_rate import scale_learning_rate as scale_learning_rate
     from argosy.replica.replica import Replica as Replica
     from argosy.replica.replica import join as join
     from argosy.replica.serving import Server as Server
@@ -57,6 +58,7 @@ _HOMES = {
     "WaitTimeout": "argosy.errors",
     "hooks": "argosy",
     "join": "argosy.replica.replica",
+    "scale_learning_rate": "argosy.replica.learning_rate",
 }
 
 __all__ = sorted(_HOMES)
