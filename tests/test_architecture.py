@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},
-    "cli": {"errors", "events", "modes", "cluster", "launch", "datasets", "store.status", "bench"},
+    "cli": {"errors", "events", "modes", "cluster", "launch", "datasets", "store.status", "observe", "bench"},
     "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
     "argosy": {"errors", "modes", "cluster", "replica", "session", "store", "hooks"},
 }

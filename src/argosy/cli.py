@@ -1,4 +1,4 @@
-"""The command line: `argosy run`, `argosy demo`, `argosy status`, `argosy bench`.
+"""The command line: `argosy run`, `argosy demo`, `argosy status`, `argosy plot`, `argosy bench`.
 
 Thin: it turns words into a JobSpec and errors into one line. Nothing here imports torch; what a command needs
 is imported when it runs.
@@ -183,6 +183,28 @@ def status(address: str) -> None:
     from argosy.store.status import query
 
     click.echo(query(str(where)))
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to.  [default: DIRECTORY/plot.png]",
+)
+def plot(directory: Path, output: Path | None) -> None:
+    """Draw loss and speed of a training, over steps and over time, to a PNG.
+
+    \b
+    Examples:
+      argosy plot runs/mnist
+      argosy plot runs/mnist -o mnist.png
+    """
+    from argosy.observe.plot import plot as draw
+
+    click.echo(f"wrote {draw(directory, output)}")
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
