@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from argosy.cluster.discover import discover
-from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, variable
+from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, WATCHED, variable
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 
@@ -21,7 +21,7 @@ _OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lane"})
 # Left over from another job, these would tell a task that it is somebody else.
 JOB_VARIABLES = frozenset(
     {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}
-    | {LISTEN_FD, ERROR_FILE, "TF_CONFIG"}
+    | {LISTEN_FD, ERROR_FILE, WATCHED, "TF_CONFIG"}
 )
 # What tasks would import one by one. torch._dynamo: the first optimizer of a process imports it.
 PRELOAD: tuple[str, ...] = (
@@ -108,7 +108,9 @@ def plan_task(
         task,
         cluster.address(task),
         (sys.executable, *job.python_flags, *job.command),
-        task_environ(job, cluster, task, environ, cores) | {ERROR_FILE: str(error_file)},
+        task_environ(job, cluster, task, environ, cores)
+        | {ERROR_FILE: str(error_file)}
+        | ({WATCHED: "1"} if job.servers else {}),
         error_file,
     )
 

@@ -207,6 +207,6 @@ def _mean_numbers(workers: Iterable[WorkerStatus]) -> dict[str, float]:
 
 
 def _eta(status: JobStatus, rate: float) -> float | None:
-    if status.last_step is None or not rate:
+    if status.last_step is None or status.step >= status.last_step or not rate:
         return None
-    return max(0, status.last_step - status.step) / rate
+    return (status.last_step - status.step) / rate

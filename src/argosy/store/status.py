@@ -69,7 +69,8 @@ class Inquirer:
         from argosy.wire.zmq_channel import ZmqChannel
 
         identity = f"{name}-{os.getpid()}-{time.monotonic_ns()}".encode()
-        return Inquirer(ZmqChannel(Address.parse(address, "address"), identity))
+        # A question that nobody has taken is worth no wait at the end.
+        return Inquirer(ZmqChannel(Address.parse(address, "address"), identity, linger=0.0))
 
     def send(self) -> None:
         """Ask; `receive` brings the answer."""
