@@ -33,9 +33,9 @@ def test_time_is_that_spent_training() -> None:
 
 
 def test_smoothing_passes_over_what_is_not_known() -> None:
-    found = smooth([1.0, math.nan, 1.0, 1.0])
-    assert math.isnan(found[1])
-    assert [found[0], found[2], found[3]] == pytest.approx([1.0, 1.0, 1.0])
+    assert smooth([1.0, math.nan, 3.0, 5.0], width=3) == [1.0, 2.0, 4.0, 4.0]
+    assert smooth([1.0, 2.0], width=0) == [1.0, 2.0]
+    assert math.isnan(smooth([math.nan], width=9)[0])
 
 
 @pytest.mark.parametrize("output", [None, "other.png"])

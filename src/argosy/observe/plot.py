@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from argosy.errors import ConfigError
 from argosy.observe.journal import NAME, read
 
-# The heavy line is a mean over about so many points, one a second.
-_SMOOTHING = 15
+# The heavy line is a mean over such a share of a run's points.
+_SMOOTHED_SHARE = 1 / 40
 _HOUR = 3600.0
 
 
@@ -55,15 +55,13 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def smooth(values: Iterable[float]) -> list[float]:
-    """A running mean in which the past fades; what is NaN stays so, and is passed over."""
-    result: list[float] = []
-    total = weight = 0.0
-    for value in values:
-        if not math.isnan(value):
-            total = total * (1 - 1 / _SMOOTHING) + value
-            weight = weight * (1 - 1 / _SMOOTHING) + 1
-        result.append(math.nan if math.isnan(value) else total / weight)
+def smooth(values: Sequence[float], width: int) -> list[float]:
+    """The mean of `width` points around each; what is NaN is passed over."""
+    half = width // 2
+    result = []
+    for place in range(len(values)):
+        around = [v for v in values[max(0, place - half) : place + half + 1] if not math.isnan(v)]
+        result.append(sum(around) / len(around) if around else math.nan)
     return result
 
 
@@ -101,9 +99,11 @@ def _draw(runs: list[Run], title: str) -> Any:
     for run in runs:
         times = [seconds / scale for seconds in run.times]
         for row, values in enumerate((run.losses, run.speeds)):
+            colour = f"C{row}"
+            mean = smooth(values, int(len(values) * _SMOOTHED_SHARE))
             for column, places in enumerate((run.steps, times)):
-                axes[row][column].plot(places, values, color="C0" if row == 0 else "C1", alpha=0.3, lw=0.8)
-                axes[row][column].plot(places, smooth(values), color="C0" if row == 0 else "C1", lw=1.6)
+                axes[row][column].plot(places, values, color=colour, alpha=0.3, lw=0.8)
+                axes[row][column].plot(places, mean, color=colour, lw=1.6)
     for row, label in enumerate(("loss", "gradients/s")):
         axes[row][0].set_ylabel(label)
     axes[1][0].set_xlabel("global step")
