@@ -16,6 +16,7 @@ from terminal import Terminal
 
 from argosy.cluster.spec import ClusterSpec
 from argosy.launch.lookout import LINE_EVERY, Lookout
+from argosy.observe.journal import read
 from argosy.observe.progress import Progress, Speedometer
 from argosy.observe.view import render
 from argosy.store.status import query
@@ -29,7 +30,7 @@ import argosy
 replica = argosy.join()
 model = torch.nn.Linear(4, 3)
 optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1))
-with replica.session(model, optimizer, last_step=100000) as session:
+with replica.session(model, optimizer, last_step=100000, directory=sys.argv[2]) as session:
     for step, _ in enumerate(session.batches(range(10**9))):
         optimizer.zero_grad()
         model(torch.ones(1, 4)).sum().backward()
@@ -117,12 +118,13 @@ def test_a_job_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (40, 100))
     words = ["-m", "argosy.cli", "run", "--workers", "2", str(tmp_path / "train.py"), str(tmp_path / "stop")]
+    words.append(str(tmp_path / "run"))
     process = subprocess.Popen([sys.executable, *words], env=environ, stdout=theirs, stderr=theirs)
     os.close(theirs)
     terminal = Terminal()
     decoder = codecs.getincrementaldecoder("utf-8")()
 
-    def read() -> bool:
+    def more() -> bool:
         try:
             data = os.read(ours, 65536)
         except OSError:  # all of them have hung up
@@ -133,7 +135,7 @@ def test_a_job_on_a_terminal(tmp_path: Path) -> None:
     try:
         moving = re.compile(r"loss 0\.2500 +[1-9]\d*\.\d gradients/s  staleness \d")
         while not any(moving.match(line) for line in terminal.lines):
-            assert read(), terminal.lines
+            assert more(), terminal.lines
         assert [line for line in terminal.lines if re.match(r"step +\d+ of 100000  ━+ +\d+%", line)]
         address = next(re.search(r"task:0 pid \d+ at (\S+)", line) for line in terminal.lines if "ps" in line)
         assert address is not None
@@ -141,7 +143,7 @@ def test_a_job_on_a_terminal(tmp_path: Path) -> None:
         assert re.search(r"^global step \d+ of 100000, mode Async", told)
         assert re.search(r"^/job:worker/task:1 at \S+: in the job, \d+ gradients, .*loss 0\.25", told, re.M)
         (tmp_path / "stop").touch()
-        while read():
+        while more():
             pass
         assert process.wait(30) == 0
     finally:
@@ -154,3 +156,8 @@ def test_a_job_on_a_terminal(tmp_path: Path) -> None:
     strange = [line for line in terminal.lines if not re.fullmatch(expected, line)]
     assert not strange
     assert sum("whole line" in line for line in terminal.lines) > 4
+    events = list(read(tmp_path / "run"))
+    assert [events[0]["event"], events[-1]["event"]] == ["started", "ended"]
+    last = [event for event in events if event["event"] == "progress"][-1]
+    assert last["loss"] == 0.25
+    assert [worker["gradients"] > 0 for worker in last["workers"].values()] == [True, True]

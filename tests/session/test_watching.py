@@ -79,6 +79,21 @@ def test_it_is_written_while_the_training_goes_on(tmp_path: Path) -> None:
     assert moved.is_set()
 
 
+def test_a_worker_that_is_lost_is_an_event(tmp_path: Path) -> None:
+    cluster = LocalCluster(servers=2, workers=2, mode=Sync())
+
+    def die(session: Session) -> None:
+        if session.replica.index == 1 and session.global_step == 3:
+            cluster.kill(1)
+        if session.replica.is_chief and session.global_step in (3, 4):
+            session.watch.look()
+
+    outcome = cluster.run_to_the_end(lambda replica: train(replica, tmp_path, 6, die))
+    assert not outcome.errors
+    (lost,) = events(tmp_path, "worker")
+    assert (lost["task"], lost["presence"]) == ("/job:worker/task:1", "gone")
+
+
 def test_a_second_run_appends(tmp_path: Path) -> None:
     for _ in range(2):
         train(alone(), tmp_path, last_step=3)

@@ -66,7 +66,7 @@ class NanGuard(Hook):
         logged, self._seen = self._seen, session.logged
         if self._seen is logged or session.verdict.status == "skipped" or "loss" not in self._seen:
             return
-        value = session.numbers()["loss"]
+        value = session.numbers("loss")["loss"]
         if value - value != 0:  # neither infinity nor NaN is 0 apart from itself
             if self.action == "stop":
                 raise NotFinite(session.replica.task, session.global_step, "the loss", f"{value}")

@@ -65,6 +65,7 @@ class TensorBoard(Hook):
     def _write(self, progress: Progress) -> None:
         for name, value in progress.scalars().items():
             self._writer.add_scalar(name, value, progress.step, walltime=progress.time)
+        self._writer.flush()  # a training that fails later is not asked to close it
 
 
 def _writer(directory: Path, step: int) -> Any:

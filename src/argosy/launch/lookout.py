@@ -42,7 +42,8 @@ class Lookout:
         """After how many seconds to look again; None if there is nobody to ask."""
         if self._address is None:
             return None
-        return ASK_EVERY if self._answered else _LOOK_EVERY
+        expected = not self._answered and time.monotonic() - self._asked < ASK_EVERY
+        return _LOOK_EVERY if expected else ASK_EVERY
 
     def look(self, now: float) -> None:
         """Take the answer that has come, if one has; ask again when it is time."""

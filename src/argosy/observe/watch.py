@@ -15,6 +15,8 @@ from argosy.wire.status import JobStatus
 LOOK_EVERY = 1.0
 # The last look must not hold up the end of a job for longer.
 _LAST_LOOK = 2.0
+# And after a failure there may be nobody to answer a question that is under way.
+_NO_LOOK = 0.5
 
 
 class Source(Protocol):
@@ -56,16 +58,17 @@ class Watch:
                 self._asking.wait_for(lambda: self._done >= wanted, _LAST_LOOK)
         return self.latest
 
-    def stop(self) -> None:
-        """A last look, and no more."""
+    def stop(self, *, last_look: bool = True) -> None:
+        """A last look, if the servers are there to be asked, and no more."""
         if self._thread is None:
             self._ending = True
             return
-        self.look()
+        if last_look:
+            self.look()
         with self._asking:
             self._ending = True
             self._asking.notify_all()
-        self._thread.join(_LAST_LOOK)
+        self._thread.join(_LAST_LOOK if last_look else _NO_LOOK)
         self._thread = None
 
     def _run(self) -> None:
@@ -89,10 +92,16 @@ class Watch:
             status = None
         if status is None:
             return
-        before = self.latest
-        self.latest = self._speedometer.read(status, time.time())
-        if self._journal is not None and (before is None or _differs(before, self.latest)):
-            self._journal.record("progress", **self.latest.event())
+        before, now = self.latest, self._speedometer.read(status, time.time())
+        self.latest = now
+        if self._journal is None:
+            return
+        if before is not None:
+            for old, new in zip(before.workers, now.workers, strict=False):
+                if old.presence != new.presence:
+                    self._journal.record("worker", step=now.step, task=new.task, presence=new.presence)
+        if before is None or _differs(before, now):
+            self._journal.record("progress", **now.event())
 
 
 def _differs(before: Progress, now: Progress) -> bool:

@@ -163,9 +163,10 @@ class Session:
             numbers = numbers_text(self.numbers())
             say(f"{step_text(self.global_step, self.last_step)}{numbers}  {rate:6.1f} steps/s")
 
-    def numbers(self) -> dict[str, float]:
-        """What `log` was last given, as plain numbers."""
-        return {name: number(name, value) for name, value in self.logged.items()}
+    def numbers(self, *names: str) -> dict[str, float]:
+        """What `log` was last given, or of that only these names, as plain numbers."""
+        logged = self.logged
+        return {name: number(name, logged[name]) for name in (names or logged) if name in logged}
 
     @property
     def watch(self) -> Watch:

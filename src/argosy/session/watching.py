@@ -49,7 +49,7 @@ class Watching:
 
     def end(self, error: BaseException | None) -> None:
         """The session is over: the last numbers, before the servers go."""
-        self.watch.stop()
+        self.watch.stop(last_look=error is None)
         step = self._session.global_step
         if error is None:
             self.record("ended", step=step)

@@ -36,7 +36,7 @@ def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: Waiti
         parts += [f"heard {worker.heard:.1f} s ago"] if worker.heard is not None else []
         lines.append(f"{cluster.describe(task)}: {', '.join(part for part in parts if part)}")
     if job.queue:
-        lines.append(f"{job.queue} gradients held for a step to come")
+        lines.append(f"gradients held for a step to come: {job.queue}")
     lines += [f"waiting for {who}, {waiting.seconds:.0f} s" for who in waiting.tasks]
     return StatusReport(tuple(lines), job)
 
