@@ -48,7 +48,7 @@ MAY_IMPORT = {
     },
     "hooks": {"errors", "events", "modes", "session", "observe"},
     "observe": {"errors", "events", "wire.status"},
-    "launch": {"errors", "events", "modes", "cluster", "observe", "store.status"},
+    "launch": {"errors", "events", "modes", "cluster", "observe", "store.status", "wire.status"},
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},

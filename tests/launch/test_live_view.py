@@ -12,13 +12,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from terminal import Terminal
 
+from argosy.cluster.discover import discover
 from argosy.cluster.spec import ClusterSpec
 from argosy.launch.lookout import LINE_EVERY, Lookout
 from argosy.observe.journal import read
 from argosy.observe.progress import Progress, Speedometer
 from argosy.observe.view import render
+from argosy.replica.replica import Replica
 from argosy.store.status import query
 from argosy.wire.status import JobStatus, WorkerStatus
 
@@ -95,9 +98,9 @@ def test_the_view_fits(width: int, height: int) -> None:
     assert all(len(line) <= width for line in lines)
 
 
-def test_off_a_terminal_a_line_comes_when_it_is_time_and_there_is_news() -> None:
-    lookout = Lookout(ClusterSpec({"worker": ["localhost:1"]}))
-    assert lookout.pause is None  # nobody to ask
+def test_off_a_terminal_a_line_comes_when_it_is_time_and_there_is_news(tmp_path: Path) -> None:
+    lookout = Lookout(ClusterSpec({"worker": ["localhost:1"]}), tmp_path / "status.json")
+    lookout.look(99.0)
     assert lookout.line(100.0) is None
     lookout.progress = progress(500, 300, 100)
     assert lookout.line(100.0) is None
@@ -107,6 +110,36 @@ def test_off_a_terminal_a_line_comes_when_it_is_time_and_there_is_news() -> None
     assert lookout.line(200.0) is None  # the same step
     lookout.progress = progress(600, 300, 200)
     assert lookout.line(200.0) is not None
+    lookout.close()
+
+
+def step_of(lookout: Lookout) -> int | None:
+    return None if lookout.progress is None else lookout.progress.step
+
+
+def test_without_servers_the_chief_leaves_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "status.json"
+    lookout = Lookout(ClusterSpec({"worker": ["localhost:1"]}), path)
+    lookout.look(100.0)
+    assert step_of(lookout) is None
+    path.write_bytes(b"{")  # never seen half written, and if it were
+    lookout.look(101.0)
+    monkeypatch.setenv("ARGOSY_STATUS_FILE", str(path))
+    replica = Replica(discover({}, {}), None)
+    model = torch.nn.Linear(2, 1)
+    optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1))
+    with replica.session(model, optimizer, last_step=7) as session:
+        for _ in session.batches(range(100)):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            session.log(loss=0.5)
+    lookout.look(101.5)  # too early
+    assert step_of(lookout) is None
+    lookout.look(102.0)
+    assert step_of(lookout) == 7
+    assert lookout.progress is not None
+    assert lookout.progress.numbers == {"loss": 0.5}
     lookout.close()
 
 

@@ -42,7 +42,6 @@ from argosy.launch.workspace import Workspace
 if TYPE_CHECKING:
     from argosy.observe.progress import Progress
 
-_STATUS_EVERY = 1.0
 # After an interruption nobody may be reading any more.
 _LAST_FLUSH = 1.0
 
@@ -69,7 +68,7 @@ def run(job: JobSpec) -> int:
             ]
             if (interrupt := starter.wait_until_ready(signals)) is not None:
                 return exit_status(-interrupt)
-            lookout = Lookout(cluster)
+            lookout = Lookout(cluster, workspace.status_file)
             stack.callback(lookout.close)
             with Run(plans, screen, signals, lookout) as live:
                 live.start(starter, ports, workspace)
@@ -161,16 +160,12 @@ class Run:
         every = (stream for streams in self._streams.values() for stream in streams)
         return {stream.fileno(): stream for stream in every if stream.open}
 
-    def _timeout(self) -> float | None:
+    def _timeout(self) -> float:
         """Milliseconds until there is something to do even if nothing happens."""
-        seconds = []
+        seconds = [self._lookout.pause]
         if self.supervisor.deadline is not None:
             seconds.append(max(0.0, self.supervisor.deadline - time.monotonic()))
-        if self.screen.has_status:
-            seconds.append(_STATUS_EVERY)
-        if (pause := self._lookout.pause) is not None:
-            seconds.append(pause)
-        return min(seconds) * 1000 + 1 if seconds else None
+        return min(seconds) * 1000 + 1
 
     def _report(self) -> None:
         """On a terminal the live view; elsewhere a line now and then."""

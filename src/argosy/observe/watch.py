@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from argosy.errors import ArgosyError
 from argosy.observe.journal import Journal
@@ -30,12 +34,21 @@ class Source(Protocol):
 
 
 class Watch:
-    """Looks at a job every second while started; `open_source` is called in the thread that asks."""
+    """Looks at a job every second while started; `open_source` is called in the thread that asks.
 
-    def __init__(self, open_source: Callable[[], Source], journal: Journal | None = None) -> None:
+    `status_file`: where each status is left for others.
+    """
+
+    def __init__(
+        self,
+        open_source: Callable[[], Source],
+        journal: Journal | None = None,
+        status_file: Path | None = None,
+    ) -> None:
         self.latest: Progress | None = None
         self._open_source = open_source
         self._journal = journal
+        self._status_file = status_file
         self._speedometer = Speedometer()
         self._asking = threading.Condition()
         # Looks by number: which was asked for, which has begun, which is done.
@@ -92,6 +105,8 @@ class Watch:
             status = None
         if status is None:
             return
+        if self._status_file is not None:
+            _publish(status, self._status_file)
         before, now = self.latest, self._speedometer.read(status, time.time())
         self.latest = now
         if self._journal is None:
@@ -102,6 +117,14 @@ class Watch:
                     self._journal.record("worker", step=now.step, task=new.task, presence=new.presence)
         if before is None or _differs(before, now):
             self._journal.record("progress", **now.event())
+
+
+def _publish(status: JobStatus, path: Path) -> None:
+    """For a launcher on this host that has no server to ask; it reads the whole of it or the one before."""
+    with suppress(OSError):  # it has gone, and its folder with it
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(status))
+        fresh.replace(path)
 
 
 def _differs(before: Progress, now: Progress) -> bool:

@@ -217,6 +217,11 @@ class Replica:
         met = self._client.meet(msgspec.Raw(msgspec.msgpack.encode(value)))
         return [msgspec.msgpack.decode(met[worker]) for worker in sorted(met)]
 
+    @property
+    def has_servers(self) -> bool:
+        """Whether there are parameter servers in this job."""
+        return self._client is not None
+
     def inquire(self) -> Inquirer | None:
         """Somebody to ask how the job stands, on a channel of its own; None without servers."""
         return None if self._client is None else self._client.inquire()

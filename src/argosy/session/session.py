@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from argosy.cluster.settings import WATCHED
+from argosy.cluster.settings import STATUS_FILE
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.hooks.hook import Hook, Hooks
@@ -54,7 +54,9 @@ class Session:
         self._hooks = Hooks(self, hooks)
         self._watching = Watching(self, directory)
         self._training = dataclasses.replace(training, numbers=self._watching.due)
-        self._says_steps = WATCHED not in os.environ and not any(isinstance(hook, LogSteps) for hook in hooks)
+        self._says_steps = STATUS_FILE not in os.environ and not any(
+            isinstance(hook, LogSteps) for hook in hooks
+        )
         self._weighted = isinstance(replica.mode, Sync) and replica.mode.weighted
         self._logged_at = time.monotonic()
         self._logged_step = 0

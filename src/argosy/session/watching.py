@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from argosy.cluster.settings import STATUS_FILE
 from argosy.errors import ConfigError
 from argosy.observe.journal import Journal
 from argosy.observe.watch import Watch
@@ -26,9 +28,11 @@ class Watching:
 
     def __init__(self, session: Session, directory: Path | None) -> None:
         self._session = session
-        keeps = directory is not None and session.replica.is_chief
-        self._journal = Journal(directory) if keeps and directory is not None else None
-        self.watch = Watch(self._source, self._journal)
+        chief = session.replica.is_chief
+        self._journal = Journal(directory) if chief and directory is not None else None
+        path = os.environ.get(STATUS_FILE, "")
+        self._status_file = Path(path) if path and chief and not session.replica.has_servers else None
+        self.watch = Watch(self._source, self._journal, self._status_file)
         self._shared: dict[str, Any] = {}
         self._shared_at = 0.0
         self._last = False
@@ -45,6 +49,7 @@ class Watching:
                 workers=session.replica.count,
                 task=session.replica.task,
             )
+        if self._journal is not None or self._status_file is not None:
             self.watch.start()
 
     def end(self, error: BaseException | None) -> None:
@@ -84,7 +89,7 @@ class Watching:
 
 
 class _Self:
-    """Where there are no servers to ask: this replica's own counts."""
+    """Where there are no servers to ask: what this replica knows. All of a ring have a part in every step."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -93,9 +98,17 @@ class _Self:
         """See `Source`."""
         session = self._session
         step = session.global_step
-        worker = WorkerStatus(session.replica.task, "in the job", step, numbers=session.numbers())
-        mode = str(session.replica.mode)
-        return JobStatus(step, time.monotonic(), mode, session.last_step, workers=(worker,))
+        mine, mode = session.replica.index, str(session.replica.mode)
+        workers = tuple(
+            WorkerStatus(
+                f"/job:worker/task:{index}",
+                "in the job",
+                step,
+                numbers=session.numbers() if index == mine else {},
+            )
+            for index in range(session.replica.count)
+        )
+        return JobStatus(step, time.monotonic(), mode, session.last_step, workers=workers)
 
     def close(self) -> None:
         """See `Source`."""
