@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "update": {"modes"},
     # The wire carries layouts and decisions, which are plain data: these modules of other parts, no more.
     "wire": {"errors", "modes", "cluster", "store.layout", "update.decisions", "checkpoint.index"},
-    "checkpoint": {"errors", "events", "wire"},
+    "checkpoint": {"errors", "events", "wire", "observe.journal"},
     "store": {"errors", "events", "modes", "cluster", "update", "wire", "checkpoint"},
     "replica": {
         "errors",
@@ -43,14 +43,17 @@ MAY_IMPORT = {
         "errors",
         "events",
         "modes",
+        "cluster.settings",
         "replica",
         "hooks",
-        "cluster.settings",
-        "wire.tensors",
+        "observe",
         "checkpoint",
+        "wire.status",
+        "wire.tensors",
     },
-    "hooks": {"errors", "events", "modes", "session"},
-    "launch": {"errors", "events", "modes", "cluster"},
+    "hooks": {"errors", "events", "modes", "session", "observe"},
+    "observe": {"errors", "events", "wire.status"},
+    "launch": {"errors", "events", "modes", "cluster", "observe", "store.status", "wire.status"},
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},
@@ -62,6 +65,7 @@ MAY_IMPORT = {
         "launch",
         "datasets",
         "store.status",
+        "observe",
         "bench",
         "checkpoint.listing",
     },
@@ -70,7 +74,7 @@ MAY_IMPORT = {
 }
 # No input or output, no clock, no chance, no tensors: decisions only.
 PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
-WITHOUT_TORCH = {"errors", "events", "modes", "cluster", "update", "launch", "bench", "cli"}
+WITHOUT_TORCH = {"errors", "events", "modes", "cluster", "update", "launch", "observe", "bench", "cli"}
 # A forked task runs the user's own script, from the user's own disk.
 RUNS_THE_SCRIPT = {"argosy.launch.forked"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -126,6 +130,7 @@ def test_the_public_names_are_these() -> None:
         "hooks",
         "join",
         "load",
+        "scale_learning_rate",
     ]
     assert argosy.__all__ == expected
     assert dir(argosy) == expected

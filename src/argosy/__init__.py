@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from argosy.modes import Ring as Ring
     from argosy.modes import Sync as Sync
     from argosy.replica.exchange import Verdict as Verdict
+    from argosy.replica.learning_rate import scale_learning_rate as scale_learning_rate
     from argosy.replica.replica import Replica as Replica
     from argosy.replica.replica import join as join
     from argosy.replica.serving import Server as Server
@@ -63,6 +64,7 @@ _HOMES = {
     "hooks": "argosy",
     "join": "argosy.replica.replica",
     "load": "argosy.checkpoint.reading",
+    "scale_learning_rate": "argosy.replica.learning_rate",
 }
 
 __all__ = sorted(_HOMES)

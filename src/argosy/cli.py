@@ -1,4 +1,4 @@
-"""The command line: `argosy run`, `argosy demo`, `argosy status`, `argosy bench`.
+"""The command line: `argosy run`, `argosy demo`, `argosy status`, `argosy plot`, `argosy bench`.
 
 Thin: it turns words into a JobSpec and errors into one line. Nothing here imports torch; what a command needs
 is imported when it runs.
@@ -204,6 +204,28 @@ def checkpoints(directory: Path) -> int:
     lines, sound = listing(directory)
     click.echo("\n".join(lines))
     return 0 if sound else 1
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to.  [default: DIRECTORY/plot.png]",
+)
+def plot(directory: Path, output: Path | None) -> None:
+    """Draw loss and speed of a training, over steps and over time, to a PNG.
+
+    \b
+    Examples:
+      argosy plot runs/mnist
+      argosy plot runs/mnist -o mnist.png
+    """
+    from argosy.observe.plot import plot as draw
+
+    click.echo(f"wrote {draw(directory, output)}")
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -8,6 +8,7 @@
     ├── JobFailed          another task failed first; names it and its error
     ├── HookFailed         a hook raised an error; names the hook, with its error as the cause
     ├── CheckpointDamaged  a checkpoint that cannot be trusted; names the file
+    ├── NotFinite          a gradient or a loss is NaN or infinite; names worker, step and parameter
     └── WireError          bytes that are not a message of ours
 
 Each message is one line: what is wrong, where, what was expected, what came, and the remedy. The parts are
@@ -84,6 +85,19 @@ class HookFailed(ArgosyError):
     def __init__(self, hook: str, step: int, error: BaseException) -> None:
         self.hook = hook
         super().__init__(f"the hook {hook} failed at step {step}: {type(error).__name__}: {error}")
+
+
+class NotFinite(ArgosyError):
+    """`what`, of the worker `task`, is not finite at `step`; the parameters have none of it."""
+
+    def __init__(self, task: str, step: int, what: str, value: str) -> None:
+        self.task = task
+        self.step = step
+        self.what = what
+        super().__init__(
+            f"{task}, step {step}: expected {what} to be finite, got {value}; "
+            'try a lower learning rate, clip_norm, or NanGuard(action="skip")'
+        )
 
 
 class WireError(ArgosyError):

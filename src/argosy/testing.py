@@ -153,8 +153,7 @@ class LocalCluster:
         replica.leave()
 
     def _connect(self, task: Task, server: Task) -> Channel:
-        lives = len(self._channels[task.index]) // self.spec.count("ps")
-        inner = self._open(server, f"{task}#{lives}")
+        inner = self._open(server, f"{task}#{len(self._channels[task.index])}")
         channel = _ScriptedChannel(inner, self._turns, server.index, task.index)
         self._channels[task.index].append(channel)
         return channel

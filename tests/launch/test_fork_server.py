@@ -84,7 +84,7 @@ def both_ways(launcher: Launcher, body: str, *options: str) -> tuple[Launch, Lau
 
 def test_a_script_sees_what_it_would_see(forking_launcher: Launcher) -> None:
     # Addresses are drawn anew for each job.
-    drawn = "drawn = {'ARGOSY_CLUSTER', 'ARGOSY_ERROR_FILE', 'ARGOSY_LISTEN_FD'}\n"
+    drawn = "drawn = {'ARGOSY_CLUSTER', 'ARGOSY_ERROR_FILE', 'ARGOSY_LISTEN_FD', 'ARGOSY_STATUS_FILE'}\n"
     forked, cold = both_ways(forking_launcher, drawn + SURROUNDINGS, "--workers", "1")
     assert forked.process.returncode == 0
     for task in ("/job:ps/task:0", "/job:worker/task:0"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,5 +168,30 @@ def test_a_status_line_is_erased_by_the_next_line(monkeypatch: pytest.MonkeyPatc
     while not shown.endswith(b"\n"):
         shown += os.read(ours, 4096)
     assert shown == b"2 workers running\r\x1b[Khello\r\n"
+    os.close(ours)
+    os.close(terminal)
+
+
+def test_a_view_of_several_lines_is_erased_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    ours, terminal = os.openpty()
+    screen = Screen(terminal, terminal)
+    termios.tcsetwinsize(terminal, (24, 80))
+    assert screen.room == (79, 23)
+    screen.show_status("one\ntwo\nthree")
+    screen.flush()
+    screen.relay(WORKER, [b"hello"], is_error=False)
+    screen.show_status("four")
+    screen.flush()
+    screen.erase_status()
+    screen.flush()
+    os.write(terminal, b"end\n")
+    shown = b""
+    while not shown.endswith(b"end\r\n"):
+        shown += os.read(ours, 4096)
+    prefixed = prefix(WORKER, coloured=True) + b"hello"
+    # A view is never written while other lines wait: "four" had to wait for its turn.
+    assert shown == b"one\r\ntwo\r\nthree\r\x1b[2A\x1b[J" + prefixed + b"\r\nend\r\n"
     os.close(ours)
     os.close(terminal)

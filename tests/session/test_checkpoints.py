@@ -223,7 +223,7 @@ def test_a_full_disk_does_not_end_the_training(
     assert "CANNOT SAVE step" in (told := capsys.readouterr().err)
     assert "No space left on device; training goes on" in told
     monkeypatch.undo()
-    assert sorted(os.listdir(tmp_path)) == [".lock", "step-2"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "events.jsonl", "step-2"]
     assert argosy.load(tmp_path).keys() == finals[0].keys()
 
 

@@ -68,7 +68,7 @@ def test_what_has_no_batches_is_refused(size: int, dataset: Any) -> None:
 
 # --- going on ---------------------------------------------------------------------------------------------
 def saved(feed: Feed) -> ReplicaState:
-    return own.decode(own.encode(ReplicaState(own.capture(), feed.position, feed.pass_random)))
+    return own.decode(own.encode(ReplicaState(own.capture(), feed.position, [], feed.pass_random)))
 
 
 def numbers(batch: Any) -> list[int]:

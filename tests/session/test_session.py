@@ -158,7 +158,7 @@ def test_a_log_line_is_not_due_at_every_step(
         one_step(model, optimizer)
         monkeypatch.setattr("argosy.session.session.LOG_EVERY", 0.0)
         session.log(loss=model(torch.zeros(1, 3)).sum() * 0 + 0.25, accuracy=0.5)
-    assert "argosy: step 1 of 20, loss 0.25, accuracy 0.5" in capsys.readouterr().err
+    assert "argosy: step  1 of 20  loss 0.2500   accuracy 0.5000" in capsys.readouterr().err
 
 
 # --- meetings ---------------------------------------------------------------------------------------------

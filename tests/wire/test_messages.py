@@ -57,6 +57,7 @@ from argosy.wire.protocol import (
     Waiting,
     Welcome,
 )
+from argosy.wire.status import JobStatus, WorkerStatus
 from argosy.wire.tensors import dtype_name, torch_dtype
 
 KINDS = get_args(Header)
@@ -82,6 +83,7 @@ LAYOUT = Layout(
     (Block(0, 1, "bfloat16", 12), Block(1, 0, "float32", 1)),
     (Piece(0, 0, 12, 0, 0), Piece(1, 0, 1, 1, 0)),
 )
+WORKER = WorkerStatus("a", "in the job", 4, 3, 2, 1, 5, 6, 0.25, {"loss": 0.5})
 GROUPS: tuple[Group, ...] = ({"lr": 0.1, "betas": (0.9, 0.99), "amsgrad": False, "foreach": None}, {})
 EXAMPLES: list[Header] = [
     Hello("/job:worker/task:0", 2, 3, life="a"),
@@ -89,6 +91,7 @@ EXAMPLES: list[Header] = [
     Refused("model", "model", "this", "that", "do so"),
     StatusRequest(),
     StatusReport(("one", "zwölf")),
+    StatusReport((), JobStatus(7, 1.5, "Sync()", 9, 1, (WORKER, WorkerStatus("b", "gone")), ("b",), 0.5)),
     Describe(LAYOUT.parameters, Sync(aggregate=2, late="fold")),
     Describe((), Async(max_staleness=0)),
     Described(LAYOUT),
@@ -112,8 +115,8 @@ EXAMPLES: list[Header] = [
     Bucket(7, 2),
     SlotsKept(),
     PushRequest(5, 3, "gradient", 32.0, (1, 2), GROUPS, ("running_mean",)),
-    PushRequest(2**62, 0, "pull"),
-    PushRequest(5, 3, wishes=("save", "stop", "average")),
+    PushRequest(2**62, 0, "pull", numbers={"loss": 0.5}),
+    PushRequest(5, 3, wishes=("save", "stop", "average", "slots")),
     OwnState(b"state"),
     Verdict(5, "dropped", 9, 4, True, ("running_mean",)),
     Ask(5),

@@ -6,6 +6,7 @@ import time
 
 from argosy.checkpoint.archive import Outcome
 from argosy.events import say
+from argosy.observe.journal import record
 
 # Saves that come faster than a person reads are told of so often.
 _EVERY = 10.0
@@ -21,11 +22,14 @@ class Teller:
         """What became of a cut."""
         now = time.monotonic()
         if outcome.error:
+            record(outcome.path, "not saved", step=outcome.step, error=outcome.error)
             say(
                 f"CANNOT SAVE step {outcome.step} in {outcome.path}: {outcome.error}; "
                 "training goes on, and the checkpoints before it stay"
             )
-        elif now - self._told >= _EVERY:
+            return
+        record(outcome.path.parent, "saved", step=outcome.step, bytes=outcome.nbytes, seconds=outcome.seconds)
+        if now - self._told >= _EVERY:
             self._told = now
             size = outcome.nbytes / 1e6
             say(f"saved step {outcome.step} in {outcome.path} ({size:.1f} MB, {outcome.seconds:.2f} s)")

@@ -42,6 +42,8 @@ NOTICE_EVERY = 5.0
 # Variables by which the launcher hands a task what a flag cannot carry.
 LISTEN_FD = "ARGOSY_LISTEN_FD"
 ERROR_FILE = "ARGOSY_ERROR_FILE"
+# It shows the job's progress, so the tasks need not; where there are no servers to ask, it looks here.
+STATUS_FILE = "ARGOSY_STATUS_FILE"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})

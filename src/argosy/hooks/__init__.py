@@ -5,6 +5,11 @@ A hook of your own is a small class with any of `begin`, `before_step`, `after_s
 """
 
 from argosy.hooks.hook import Hook as Hook
+from argosy.hooks.log_steps import LogSteps as LogSteps
+from argosy.hooks.nan_guard import NanGuard as NanGuard
+from argosy.hooks.profile import Profile as Profile
 from argosy.hooks.saving import SaveCheckpoint as SaveCheckpoint
+from argosy.hooks.stop_at_step import StopAtStep as StopAtStep
+from argosy.hooks.tensorboard import TensorBoard as TensorBoard
 
-__all__ = ["Hook", "SaveCheckpoint"]
+__all__ = ["Hook", "LogSteps", "NanGuard", "Profile", "SaveCheckpoint", "StopAtStep", "TensorBoard"]

@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from argosy.cluster.discover import EVALUATOR, discover
-from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, variable
+from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, STATUS_FILE, variable
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 
+# Beside the error records of all tasks.
+STATUS_NAME = "status.json"
 # Settings that describe the user's machine and not a job: they may come from the surrounding environment.
 _OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lane"})
 # Left over from another job, these would tell a task that it is somebody else.
 JOB_VARIABLES = frozenset(
     {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}
-    | {LISTEN_FD, ERROR_FILE, "TF_CONFIG"}
+    | {LISTEN_FD, ERROR_FILE, STATUS_FILE, "TF_CONFIG"}
 )
 # What tasks would import one by one. torch._dynamo: the first optimizer of a process imports it.
 PRELOAD: tuple[str, ...] = (
@@ -114,7 +116,8 @@ def plan_task(
         task,
         None if task.job == EVALUATOR else cluster.address(task),
         (sys.executable, *job.python_flags, *job.command),
-        task_environ(job, cluster, task, environ, cores) | {ERROR_FILE: str(error_file)},
+        task_environ(job, cluster, task, environ, cores)
+        | {ERROR_FILE: str(error_file), STATUS_FILE: str(error_file.with_name(STATUS_NAME))},
         error_file,
     )
 

@@ -13,12 +13,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 from argosy.cluster.spec import Task
 from argosy.errors import USAGE_EXIT_CODE
 from argosy.launch import cause
 from argosy.launch.guard import Guard
 from argosy.launch.job import JobSpec, TaskPlan, check, describe_cluster, plan_task
+from argosy.launch.lookout import Lookout
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
 from argosy.launch.process import TaskProcess
@@ -37,7 +39,9 @@ from argosy.launch.supervise import (
 )
 from argosy.launch.workspace import Workspace
 
-_STATUS_EVERY = 1.0
+if TYPE_CHECKING:
+    from argosy.observe.progress import Progress
+
 # After an interruption nobody may be reading any more.
 _LAST_FLUSH = 1.0
 
@@ -64,7 +68,9 @@ def run(job: JobSpec) -> int:
             ]
             if (interrupt := starter.wait_until_ready(signals)) is not None:
                 return exit_status(-interrupt)
-            with Run(plans, screen, signals) as live:
+            lookout = Lookout(cluster, workspace.status_file)
+            stack.callback(lookout.close)
+            with Run(plans, screen, signals, lookout) as live:
                 live.start(starter, ports, workspace)
                 starter.close()
                 live.until_over()
@@ -76,12 +82,14 @@ def run(job: JobSpec) -> int:
 class Run:
     """The tasks of a job while they live."""
 
-    def __init__(self, plans: Sequence[TaskPlan], screen: Screen, signals: Signals) -> None:
+    def __init__(self, plans: Sequence[TaskPlan], screen: Screen, signals: Signals, lookout: Lookout) -> None:
         self.supervisor = Supervisor(plan.task for plan in plans)
         self.screen = screen
         self.logs: dict[Task, TaskLog] = {}
         self._plans = plans
         self._signals = signals
+        self._lookout = lookout
+        self._viewed: tuple[Progress | None, str, tuple[int, int], str] = (None, "", (0, 0), "")
         self._processes: dict[Task, TaskProcess] = {}
         self._streams: dict[Task, list[Stream]] = {}
         self._began = time.monotonic()
@@ -134,7 +142,7 @@ class Run:
 
     def _wait(self) -> None:
         """Wait until something happens, and move output along."""
-        self.screen.show_status(self._status())
+        self._report()
         poller = select.poll()
         poller.register(self._signals, select.POLLIN)
         if (blocked := self.screen.waits_for) is not None:
@@ -153,14 +161,29 @@ class Run:
         every = (stream for streams in self._streams.values() for stream in streams)
         return {stream.fileno(): stream for stream in every if stream.open}
 
-    def _timeout(self) -> float | None:
+    def _timeout(self) -> float:
         """Milliseconds until there is something to do even if nothing happens."""
-        seconds = []
+        seconds = [self._lookout.pause]
         if self.supervisor.deadline is not None:
             seconds.append(max(0.0, self.supervisor.deadline - time.monotonic()))
+        return min(seconds) * 1000 + 1
+
+    def _report(self) -> None:
+        """On a terminal the live view; elsewhere a line now and then."""
+        now = time.monotonic()
+        self._lookout.look(now)
         if self.screen.has_status:
-            seconds.append(_STATUS_EVERY)
-        return min(seconds) * 1000 + 1 if seconds else None
+            self.screen.show_status(self._view(self._lookout.progress, self._status(), self.screen.room))
+        elif (line := self._lookout.line(now)) is not None:
+            self.screen.warn(f"argosy: {line}")
+
+    def _view(self, progress: Progress | None, tasks: str, room: tuple[int, int]) -> str:
+        """Set only when it has changed: below every batch of lines, of which there may be thousands."""
+        if self._viewed[:3] != (progress, tasks, room):
+            from argosy.observe.view import render
+
+            self._viewed = (progress, tasks, room, render(progress, tasks, *room))
+        return self._viewed[3]
 
     def _status(self) -> str:
         jobs = [task.job for task in self.supervisor.running]

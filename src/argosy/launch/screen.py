@@ -47,14 +47,20 @@ class Screen:
         self._put(name, b"".join(start + line + b"\n" for line in lines))
 
     def show_status(self, text: str) -> None:
-        """On a terminal: a line below all others, until the next one is written."""
-        if not self.has_status or self._queue:
-            return
-        width = os.get_terminal_size(self._fds[_OUT]).columns or len(text) + 1  # 0: not known
-        status = text[: width - 1].encode()
-        if status != self._status:
+        """On a terminal: a line, or a few, below all others until the next one is written.
+
+        They must fit in `room`, or what was wrapped would not be found again to be erased.
+        """
+        status = text.encode()
+        if self.has_status and not self._queue and status != self._status:
             self._put(_OUT, status)
             self._status = status
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """The columns and lines that a status may take."""
+        size = os.get_terminal_size(self._fds[_OUT])
+        return max(1, (size.columns or 80) - 1), max(1, (size.lines or 24) - 1)  # 0: not known
 
     @property
     def has_status(self) -> bool:
@@ -106,8 +112,9 @@ class Screen:
         if self.broken:
             return
         if self._status:
+            above = self._status.count(b"\n")
             self._status = b""
-            self._append(self._fds[_OUT], _ERASE)
+            self._append(self._fds[_OUT], b"\r\x1b[%dA\x1b[J" % above if above else _ERASE)
         self._append(self._fds[name], data)
 
     def _append(self, fd: int, data: bytes) -> None:

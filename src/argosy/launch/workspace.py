@@ -13,6 +13,7 @@ from pathlib import Path
 from argosy.cluster.spec import Task
 from argosy.errors import ConfigError
 from argosy.launch.guard import Guard
+from argosy.launch.job import STATUS_NAME
 
 
 class Workspace:
@@ -35,6 +36,11 @@ class Workspace:
     def error_file(self, task: Task) -> Path:
         """Where `task` writes its error record."""
         return self._errors / f"{task.job}-{task.index}.json"
+
+    @property
+    def status_file(self) -> Path:
+        """Where the chief of a job without servers says how it stands."""
+        return self._errors / STATUS_NAME
 
     def log_file(self, task: Task) -> Path:
         """Where its output goes."""

@@ -68,6 +68,7 @@ class Training:
     initial: Callable[[], None] | None = None
     state: Callable[[], bytes] = bytes
     hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
+    numbers: Callable[[], dict[str, float]] = dict  # what was logged, when the servers should hear of it
 
 
 class Exchange(Protocol):

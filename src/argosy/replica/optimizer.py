@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -32,6 +33,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self.param_groups = inner.param_groups
         self.state = inner.state
+        # It is this one that is stepped: what was to happen around the other's steps happens around these.
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            setattr(self, hooks, getattr(inner, hooks))
+            setattr(inner, hooks, OrderedDict())
         self.batch_weight = 1.0
         self._inner = inner
         self._exchange = exchange
@@ -74,15 +79,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.watcher is not None:
             self.watcher.before_step()
             if self.keep_back:
-                return self.skip()
+                self.skip()
+                return self._made()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
         self.verdict = self._exchange.step(
             self.batch_weight if weight is None else float(weight), self._loss_scale() / every
         )
-        for post in self._optimizer_step_post_hooks.values():
-            post(self, (), {})
+        self._made()
         if self.watcher is not None:
             self.watcher.after_step()
+        return self.verdict
+
+    def _made(self) -> Verdict:
+        for post in self._optimizer_step_post_hooks.values():
+            post(self, (), {})
         return self.verdict
 
     # torch would wrap this in its own profiling and hooks, which the user's optimizer inside has already.

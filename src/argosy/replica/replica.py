@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from argosy.replica.served import Options
     from argosy.session.session import Session
     from argosy.session.state import Stateful
+    from argosy.store.status import Inquirer
 
 
 T = TypeVar("T")
@@ -264,6 +265,15 @@ class Replica:
             return [value]
         met = self._client.meet(msgspec.Raw(msgspec.msgpack.encode(value)))
         return [msgspec.msgpack.decode(met[worker]) for worker in sorted(met)]
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether there are parameter servers in this job."""
+        return self._client is not None
+
+    def inquire(self) -> Inquirer | None:
+        """Somebody to ask how the job stands, on a channel of its own; None without servers."""
+        return None if self._client is None else self._client.inquire()
 
     def leave(self) -> None:
         """This worker is done; the session says it by itself, and so does the end of the script."""

@@ -245,7 +245,10 @@ class ServedExchange:
         self.give_state()
         wishes = tuple(self._wishes)
         self._wishes.clear()
-        request = PushRequest(0, self._version, kind, weight, absent, news, buffers, wishes=wishes)
+        numbers = self._training.numbers()
+        request = PushRequest(
+            0, self._version, kind, weight, absent, news, buffers, wishes=wishes, numbers=numbers
+        )
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups
         return answers

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from argosy.cluster.settings import STATUS_FILE
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.hooks.hook import Hook, Hooks
+from argosy.hooks.log_steps import LogSteps
 from argosy.modes import Sync
+from argosy.observe.lines import numbers_text, step_text
+from argosy.observe.watch import Watch
 from argosy.replica.exchange import Training, Verdict
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.signals import Signals
 from argosy.session import state as own
 from argosy.session.feed import Feed, Resuming
 from argosy.session.state import ReplicaState, Stateful
+from argosy.session.watching import Watching, number
 
 if TYPE_CHECKING:
     from argosy.replica.replica import Replica
@@ -49,8 +56,14 @@ class Session:
         self.replica = replica
         self.optimizer = optimizer
         self.logged: dict[str, Any] = {}  # what `log` was last given
-        self._training = dataclasses.replace(training, state=self._state)
         self._kept = dict(state or {})
+        keeping = training.keeping
+        self.directory = None if keeping is None else Path(keeping.directory)  # where checkpoints are kept
+        self._watching = Watching(self, self.directory)
+        self._training = dataclasses.replace(training, state=self._state, numbers=self._watching.due)
+        self._says_steps = STATUS_FILE not in os.environ and not any(
+            isinstance(hook, LogSteps) for hook in hooks
+        )
         self._weighted = isinstance(replica.mode, Sync) and replica.mode.weighted
         self._logged_at = time.monotonic()
         self._logged_step = 0
@@ -70,35 +83,52 @@ class Session:
         if self._training.keeping is not None:
             self._signals.enter()
         self.optimizer.watcher = self._hooks
-        self._hooks.begin()
+        self._watching.begin()
+        try:
+            self._hooks.begin()
+        except BaseException as error:  # nobody calls __exit__ then
+            self._fail(error)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            self._signals.leave()
+            self._fail(error)
+            return
         try:
-            if error is not None and not (isinstance(error, SystemExit) and not error.code):
-                self.replica.fail(error)
-                self.optimizer.abandon()
-                return
             self._hooks.end()
+            self._watching.share_last()
             self.optimizer.finish()
-            self.replica.leave()
+        except BaseException as late:
+            self._watching.end(late)
+            raise
         finally:
             self._signals.leave()
+        self._watching.end(None)
+        self.replica.leave()
         if self._signals.received is not None:
             raise SystemExit(128 + self._signals.received)
 
+    def _fail(self, error: BaseException) -> None:
+        self._watching.end(error)
+        self.replica.fail(error)
+        self.optimizer.abandon()
+
     def _state(self) -> bytes:
         """This replica's own state, to go on from here."""
-        state = ReplicaState(
-            own.capture(), self._feed.position, self._feed.pass_random, own.gather(self._kept)
-        )
+        feed = self._feed
+        groups = own.hyperparameters(self.optimizer)
+        state = ReplicaState(own.capture(), feed.position, groups, feed.pass_random, own.gather(self._kept))
         return own.encode(state)
 
     def _resume(self, state: ReplicaState) -> None:
         own.restore(state.random)
         self._feed.resume(state)
+        if self._training.hyperparameters == "checkpoint":
+            own.take_hyperparameters(self.optimizer, state.groups)
         for name, kept in state.kept.items():
             if name in self._kept:
                 self._kept[name].load_state_dict(kept)
@@ -113,11 +143,6 @@ class Session:
     def model(self) -> torch.nn.Module | None:
         """What is trained."""
         return self._training.model
-
-    @property
-    def directory(self) -> str | None:
-        """Where checkpoints are kept."""
-        return None if self._training.keeping is None else self._training.keeping.directory
 
     @property
     def last_step(self) -> int | None:
@@ -192,22 +217,30 @@ class Session:
         return self.should_stop
 
     def log(self, **values: Any) -> None:
-        """Numbers of this step. A tensor's value is read only when a line is due, every few seconds."""
+        """Numbers of this step. A tensor's value is read only when it is shown, once a second or so."""
         self.logged = values
         now = time.monotonic()
         if now - self._logged_at < LOG_EVERY:
             return
         rate = (self.global_step - self._logged_step) / (now - self._logged_at)
         self._logged_at, self._logged_step = now, self.global_step
-        numbers = "".join(f", {name} {_number(value):.4g}" for name, value in values.items())
-        if self.replica.is_chief:
-            total = "" if self._training.last_step is None else f" of {self._training.last_step}"
-            say(f"step {self.global_step}{total}{numbers}, {rate:.0f} steps/s")
+        if self.replica.is_chief and self._says_steps:
+            numbers = numbers_text(self.numbers())
+            say(f"{step_text(self.global_step, self.last_step)}{numbers}  {rate:6.1f} steps/s")
 
+    def numbers(self, *names: str) -> dict[str, float]:
+        """What `log` was last given, or of that only these names, as plain numbers."""
+        logged = self.logged
+        return {name: number(name, logged[name]) for name in (names or logged) if name in logged}
 
-def _number(value: Any) -> float:
-    """Detached first: torch warns of a loss that is made a number."""
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    @property
+    def watch(self) -> Watch:
+        """The job as the servers see it: `session.watch.start()`, then `session.watch.latest`."""
+        return self._watching.watch
+
+    def record(self, kind: str, /, **fields: Any) -> None:
+        """Note an event in DIRECTORY/events.jsonl: on the chief of a session with a directory."""
+        self._watching.record(kind, **fields)
 
 
 def _batch_size(batch: object) -> int:

@@ -53,10 +53,14 @@ class Random(msgspec.Struct):
 
 
 class ReplicaState(msgspec.Struct):
-    """All of it. `pass_random`: the generators when the pass began, if the user's loader is to be skipped."""
+    """All of it. `groups`: the optimizer's hyperparameters, as a scheduler has left them after the step.
+
+    `pass_random`: the generators when the pass began, if the user's loader is to be skipped.
+    """
 
     random: Random
     position: Position
+    groups: list[dict[str, Any]] = []
     pass_random: Random | None = None
     kept: dict[str, Any] = {}
 
@@ -96,6 +100,32 @@ def encode(state: ReplicaState) -> bytes:
 def decode(data: bytes) -> ReplicaState:
     """From bytes."""
     return msgspec.msgpack.decode(data, type=ReplicaState)
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each parameter group, as plain values."""
+    return [
+        {key: float(v) if isinstance(v, torch.Tensor) else v for key, v in group.items() if _is_plain(v)}
+        for group in optimizer.param_groups
+    ]
+
+
+def take_hyperparameters(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Set those that the optimizer has."""
+    for group, saved in zip(optimizer.param_groups, groups, strict=False):
+        for key in group.keys() & saved.keys():
+            if isinstance(group[key], torch.Tensor):
+                group[key].fill_(saved[key])
+            else:
+                group[key] = tuple(saved[key]) if isinstance(group[key], tuple) else saved[key]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not isinstance(value, torch.nn.Parameter)
+    if isinstance(value, list | tuple):
+        return all(isinstance(item, bool | int | float) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def gather(kept: Mapping[str, Stateful]) -> dict[str, Any]:

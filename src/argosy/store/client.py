@@ -21,6 +21,7 @@ from argosy.events import say_waiting
 from argosy.modes import Mode
 from argosy.store.approach import Approach
 from argosy.store.layout import Layout, ParameterSpec
+from argosy.store.status import Inquirer
 from argosy.wire.channel import Channel
 from argosy.wire.frames import FrameSpec
 from argosy.wire.message import Message
@@ -78,6 +79,7 @@ class StoreClient:
         self._task = task
         self._servers = list(cluster.tasks("ps"))
         self._wait = wait
+        self._connect = connect
         self._seq = 0
         self._meetings = 0
         self._shares = False
@@ -203,8 +205,10 @@ class StoreClient:
         """
         self._seq += 1
         numbered = msgspec.structs.replace(request, seq=self._seq, shared=self._shares)
-        # Buffers lie on the coordinator alone.
-        plain = msgspec.structs.replace(numbered, buffers=()) if numbered.buffers else numbered
+        # Buffers lie on the coordinator alone, and what was logged is for it alone.
+        plain = numbered
+        if numbered.buffers or numbered.numbers:
+            plain = msgspec.structs.replace(numbered, buffers=(), numbers={})
 
         def send(server: int, there: Collection[int] = ()) -> None:
             header = numbered if server == 0 else plain
@@ -227,6 +231,10 @@ class StoreClient:
             message = self._await(server, Verdict, resend=send)
             if message.header.seq == self._seq:  # an older one answers a push that was sent twice
                 return message
+
+    def inquire(self) -> Inquirer:
+        """Somebody to ask how the job stands, on a channel of its own: for another thread."""
+        return Inquirer(self._connect(self._servers[0]))
 
     # --- meetings -----------------------------------------------------------------------------------------
     def meet(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:

@@ -13,6 +13,7 @@ from argosy.errors import ModelMismatch, WireError
 from argosy.modes import Mode, Sync
 from argosy.store.layout import Layout
 from argosy.store.meetings import Meetings
+from argosy.store.tally import Tally
 from argosy.update.admission import admission_for
 from argosy.update.clipping import NormCollector
 from argosy.update.coordination import (
@@ -76,11 +77,22 @@ class Coordinator:
         self._described: set[int] = set()  # workers whose model is known to be the chief's
         self._meetings = Meetings()
         self._norms: NormCollector | None = None
+        self.tally = Tally(workers)
 
     @property
     def step(self) -> int:
         """The global step."""
         return self._core.admission.step
+
+    @property
+    def last_step(self) -> int | None:
+        """The step at which the job ends."""
+        return self._core.admission.last_step
+
+    @property
+    def queue(self) -> int:
+        """How many gradients are held for a step to come."""
+        return self._core.admission.queue()
 
     # --- membership ---------------------------------------------------------------------------------------
     def arrive(self, worker: int, again: bool) -> int:
@@ -181,6 +193,7 @@ class Coordinator:
         """A server holds its share of a push, or every server has it in sight."""
         if push is not None and push.version > self.step:
             raise WireError(f"push: expected a version up to {self.step}, got {push.version}")
+        self.tally.heard(worker)
         if self.failure is not None:
             self._tell(worker, self.failure)
         else:
@@ -223,6 +236,7 @@ class Coordinator:
     def _on(self, event: Event) -> None:
         if decisions := self._core.on(event):
             self.progress_at = time.monotonic()
+            self.tally.count(decisions)
             self._order(decisions)
 
     # --- who is waited for --------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ from argosy.wire.protocol import (
     ShardSaved,
     Slots,
     SlotsKept,
-    StatusReport,
     StatusRequest,
     StopWish,
     Waiting,
@@ -163,8 +162,7 @@ class ParameterServer:
             if isinstance(header, Hello):
                 self._reception.greet(peer, header)
             elif isinstance(header, StatusRequest):
-                lines = report(self._cluster, self._coordinator, self._waiting())
-                self._listener.send(peer, StatusReport(lines))
+                self._listener.send(peer, report(self._cluster, self._coordinator, self._waiting()))
             elif task is None:
                 self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
             else:
@@ -258,8 +256,12 @@ class ParameterServer:
             self._links.tell(0, HeldNotice(worker, header.seq))
         else:
             push = Push(worker, header.seq, header.version, header.kind, header.weight)
+            if header.numbers:
+                self._coordinator.tally.log(worker, header.numbers)
             if header.shared:
-                plain = msgspec.structs.replace(header, buffers=()) if header.buffers else header
+                plain = header
+                if header.buffers or header.numbers:
+                    plain = msgspec.structs.replace(header, buffers=(), numbers={})
                 self._untold.append((worker, plain))
             self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
         self._carrier.add_early()

@@ -33,6 +33,9 @@ class Admission(Protocol):
     def stop(self) -> None:
         """The next step is the last."""
 
+    def queue(self) -> int:
+        """How many gradients are held for a step to come."""
+
 
 def admission_for(mode: Mode, roster: Roster, last_step: int | None, step: int = 0) -> Admission:
     """The policy of a mode."""
@@ -113,6 +116,10 @@ class AsyncAdmission:
             holding = {push.worker for push in self._held}
             yield from sorted(w for w in self._outstanding if w not in holding)
 
+    def queue(self) -> int:
+        """Those that the bound holds back."""
+        return len(self._held)
+
     def _drain(self) -> Iterator[Decision]:
         while (push := next((p for p in self._held if self._may_apply(p)), None)) is not None:
             yield from self._apply(push)
@@ -190,6 +197,10 @@ class SyncAdmission:
         """Those who still have a turn in the step that others wait for."""
         if self._waiting:
             yield from (w for w in sorted(self._roster.awaited()) if not self._turns.get(w))
+
+    def queue(self) -> int:
+        """Those of the step being collected."""
+        return len(self._fresh) + len(self._folded)
 
     def _late(self, push: Push) -> list[Decision]:
         if push.kind == "skip" or self._mode.late == "drop":

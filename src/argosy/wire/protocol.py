@@ -15,6 +15,7 @@ from argosy.modes import BufferRule, Mode
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.update.decisions import Decision, Status
 from argosy.wire.frames import Dtype
+from argosy.wire.status import JobStatus, Numbers
 
 PROTOCOL_VERSION = 1
 
@@ -62,9 +63,10 @@ class StatusRequest(_Header, frozen=True, tag="status?"):
 
 
 class StatusReport(_Header, frozen=True, tag="status"):
-    """Lines for a person."""
+    """Lines for a person; and from the coordinator, all that it counts."""
 
     lines: tuple[str, ...]
+    job: JobStatus | None = None
 
 
 # --- from a worker ----------------------------------------------------------------------------------------
@@ -160,7 +162,8 @@ class PushRequest(_Header, frozen=True, tag="push"):
     `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed. `shared`:
     the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
     of the blocks that were sent ahead, and have no frame here. `wishes`: "save" the state soon, "stop" the
-    job, answer with the "average" or with the optimizer's "slots" in place of the values.
+    job, answer with the "average" or with the optimizer's "slots" in place of the values. `numbers`: what it
+    logged, rarely.
     """
 
     seq: Count
@@ -173,6 +176,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     shared: bool = False
     ahead: tuple[Index, ...] = ()
     wishes: Wishes = ()
+    numbers: Numbers = {}
 
 
 class OwnState(_Header, frozen=True, tag="state"):

@@ -180,10 +180,11 @@ class ZmqChannel:
 
     in_place = False
 
-    def __init__(self, address: Address, identity: bytes) -> None:
+    def __init__(self, address: Address, identity: bytes, linger: float = LINGER) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
         _configure(self._dealer)
+        self._dealer.setsockopt(zmq.LINGER, int(linger * 1000))
         self._dealer.setsockopt(zmq.IDENTITY, identity)
         self._monitor = self._dealer.get_monitor_socket(_FOUND_AND_LOST)
         self._dealer.connect(_endpoint(address))

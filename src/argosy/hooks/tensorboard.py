@@ -1,0 +1,79 @@
+"""Scalars for TensorBoard, from the chief and from the servers."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argosy.errors import ConfigError
+from argosy.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    from argosy.observe.progress import Progress
+    from argosy.session.session import Session
+
+
+class TensorBoard(Hook):
+    """The chief writes what is logged, and what the servers count, every few seconds.
+
+    The loss and whatever else is logged, steps/s, gradients/s in all and per worker, staleness, queue length,
+    dropped gradients. `directory`: default is `tensorboard` in the session's.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, *, seconds: float = 2.0) -> None:
+        if not seconds > 0:
+            raise ConfigError("TensorBoard(seconds)", "a number of seconds greater than 0", seconds)
+        self._directory = None if directory is None else Path(directory)
+        self._seconds = seconds
+        self._writer: Any = None
+
+    def begin(self, session: Session) -> None:
+        """Open the files; the chief only."""
+        if not session.replica.is_chief:
+            return
+        directory = self._directory
+        if directory is None and session.directory is not None:
+            directory = session.directory / "tensorboard"
+        if directory is None:
+            raise ConfigError(
+                "TensorBoard(directory)", "a folder for its files", None, "or give the session a directory"
+            )
+        self._writer = _writer(directory, session.global_step)
+        self._written = time.monotonic()
+        session.watch.start()
+
+    def after_step(self, session: Session) -> None:
+        """Write, if it is time."""
+        if self._writer is None:
+            return
+        now = time.monotonic()
+        if now - self._written >= self._seconds and (progress := session.watch.latest) is not None:
+            self._written = now
+            self._write(progress)
+
+    def end(self, session: Session) -> None:
+        """The last numbers, and close."""
+        if self._writer is None:
+            return
+        if (progress := session.watch.look()) is not None:
+            self._write(progress)
+        self._writer.close()
+        self._writer = None
+
+    def _write(self, progress: Progress) -> None:
+        for name, value in progress.scalars().items():
+            self._writer.add_scalar(name, value, progress.step, walltime=progress.time)
+        self._writer.flush()  # a training that fails later is not asked to close it
+
+
+def _writer(directory: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "TensorBoard", "the package tensorboard", "none", "pip install 'argosy[tensorboard]'"
+        ) from None
+    # What an earlier run wrote beyond the step that this one resumes from is not shown.
+    return SummaryWriter(str(directory), purge_step=step or None)

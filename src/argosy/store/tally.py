@@ -1,0 +1,68 @@
+"""What the coordinator counts of every worker: a few additions a push, for whoever asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from argosy.update.decisions import Answer, Apply, Decision
+from argosy.wire.status import WorkerStatus
+
+
+class _Counts:
+    """One worker's."""
+
+    __slots__ = ("answers", "applied", "heard", "numbers", "staleness", "total_staleness")
+
+    def __init__(self) -> None:
+        self.applied = 0
+        self.answers = {"applied": 0, "dropped": 0, "folded": 0, "skipped": 0}
+        self.staleness = 0
+        self.total_staleness = 0
+        self.heard: float | None = None
+        self.numbers: Mapping[str, float] = {}
+
+
+class Tally:
+    """The counts of all workers."""
+
+    def __init__(self, workers: int) -> None:
+        self._counts = [_Counts() for _ in range(workers)]
+
+    def count(self, decisions: Iterable[Decision]) -> None:
+        """These were decided."""
+        counts = self._counts
+        for decision in decisions:
+            if isinstance(decision, Apply):
+                for part in decision.parts:
+                    counts[part.worker].applied += 1
+            elif isinstance(decision, Answer) and decision.status in counts[decision.worker].answers:
+                worker = counts[decision.worker]
+                worker.answers[decision.status] += 1
+                if decision.status in ("applied", "folded"):
+                    worker.staleness = decision.staleness
+                    worker.total_staleness += decision.staleness
+
+    def heard(self, worker: int) -> None:
+        """A worker has spoken."""
+        self._counts[worker].heard = time.monotonic()
+
+    def log(self, worker: int, numbers: Mapping[str, float]) -> None:
+        """A worker's latest numbers."""
+        self._counts[worker].numbers = numbers
+
+    def status(self, worker: int, task: str, presence: str) -> WorkerStatus:
+        """A worker's counts as they are now."""
+        counts = self._counts[worker]
+        return WorkerStatus(
+            task,
+            presence,
+            counts.applied,
+            counts.answers["dropped"],
+            counts.answers["folded"],
+            counts.answers["skipped"],
+            counts.staleness,
+            counts.total_staleness,
+            None if counts.heard is None else time.monotonic() - counts.heard,
+            dict(counts.numbers),
+        )

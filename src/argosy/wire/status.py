@@ -1,0 +1,59 @@
+"""How a job stands, as plain data: what the coordinator counts, and tells whoever asks.
+
+Counters only grow and carry the time at which they were read, on the coordinator's own clock: whoever has
+asked twice knows every speed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+# Numbers that a worker has logged, by name. A few, and short: they ride with a push.
+MOST_NUMBERS = 16
+LONGEST_NAME = 64
+Numbers: TypeAlias = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)], float], msgspec.Meta(max_length=MOST_NUMBERS)
+]
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One worker: where it stands, and what became of its gradients.
+
+    `applied` counts gradients that are in the parameters; `folded` ones came late and are among them.
+    `staleness`: of the latest; `total_staleness`: of all together. `heard`: seconds since its latest message,
+    None if there was none. `numbers`: what it logged last.
+    """
+
+    task: str
+    presence: str
+    applied: int = 0
+    dropped: int = 0
+    folded: int = 0
+    skipped: int = 0
+    staleness: int = 0
+    total_staleness: int = 0
+    heard: float | None = None
+    numbers: Numbers = {}
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of all its gradients so far."""
+        return self.total_staleness / self.applied if self.applied else 0.0
+
+
+class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The whole job. `queue`: gradients that are held for a step to come. `clock`: when this was read.
+
+    `waiting`: those without whom nothing goes on; `waited`: for how many seconds.
+    """
+
+    step: int
+    clock: float
+    mode: str = ""
+    last_step: int | None = None
+    queue: int = 0
+    workers: tuple[WorkerStatus, ...] = ()
+    waiting: tuple[str, ...] = ()
+    waited: float = 0.0
