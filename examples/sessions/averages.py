@@ -20,6 +20,5 @@ with replica.session(model, optimizer, last_step=300, average=0.98) as session:
         optimizer.step()
     last = model.weight.item()
     with session.averaged():
-        print(
-            f"the line's slope is 3; the last parameters say {last:.2f}, the averages {model.weight.item():.2f}"
-        )
+        mean = model.weight.item()
+print(f"the line's slope is 3; the last parameters say {last:.2f}, the averages {mean:.2f}")
