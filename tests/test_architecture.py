@@ -25,7 +25,19 @@ MAY_IMPORT = {
     # The wire carries layouts and decisions, which are plain data: these modules of other parts, no more.
     "wire": {"errors", "modes", "cluster", "store.layout", "update.decisions"},
     "store": {"errors", "events", "modes", "cluster", "update", "wire"},
-    "replica": {"errors", "events", "modes", "cluster", "update.decisions", "wire", "store", "session"},
+    # The ring shares memory as the wire does, and knows the words that a task is configured by.
+    "ring": {"errors", "events", "cluster", "wire.shared_memory"},
+    "replica": {
+        "errors",
+        "events",
+        "modes",
+        "cluster",
+        "update.decisions",
+        "wire",
+        "store",
+        "ring",
+        "session",
+    },
     "session": {"errors", "events", "modes", "replica"},
     "launch": {"errors", "events", "modes", "cluster"},
     "datasets": {"errors"},
