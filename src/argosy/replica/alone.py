@@ -39,6 +39,9 @@ class AloneExchange:
         """See `Exchange`."""
         return Verdict("skipped", self._step)
 
+    def accumulate(self, waits: bool) -> None:
+        """See `Exchange`. Nothing leaves before a step."""
+
     def pull(self) -> Verdict:
         """See `Exchange`."""
         return self._verdict()

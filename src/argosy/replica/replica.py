@@ -14,7 +14,7 @@ from argosy.cluster.discover import Identity, discover, take_flags
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.events import say
-from argosy.modes import BufferRule, Local, Mode
+from argosy.modes import BufferRule, Local, Mode, Ring
 from argosy.replica import farewell
 from argosy.replica.serving import Server, connect
 from argosy.store.client import StoreClient
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from argosy.replica.exchange import Exchange
     from argosy.replica.optimizer import DistributedOptimizer
     from argosy.replica.served import Options
+    from argosy.ring.member import RingMember
     from argosy.session.session import Session
 
 
@@ -77,6 +78,12 @@ def _serve(identity: Identity) -> None:
 def _enter(identity: Identity) -> Replica:
     if isinstance(identity.mode, Local):
         return Replica(identity, None)
+    if isinstance(identity.mode, Ring):
+        from argosy.replica.ringing import enter_ring
+
+        member = enter_ring(identity)
+        farewell.install(identity.task, member.leave, member.fail)
+        return Replica(identity, None, member)
     me, cluster = identity.task, identity.cluster
     client = StoreClient(
         cluster, me, lambda server: connect(cluster, me, server), identity.wait, identity.use_lane
@@ -89,9 +96,12 @@ def _enter(identity: Identity) -> Replica:
 class Replica:
     """One worker of the job."""
 
-    def __init__(self, identity: Identity, client: StoreClient | None) -> None:
+    def __init__(
+        self, identity: Identity, client: StoreClient | None, member: RingMember | None = None
+    ) -> None:
         self._identity = identity
         self._client = client
+        self._member = member
 
     @property
     def task(self) -> str:
@@ -106,7 +116,7 @@ class Replica:
     @property
     def count(self) -> int:
         """How many workers there are."""
-        return max(1, self._identity.cluster.count("worker")) if self._client is not None else 1
+        return 1 if isinstance(self.mode, Local) else max(1, self._identity.cluster.count("worker"))
 
     @property
     def is_chief(self) -> bool:
@@ -138,14 +148,15 @@ class Replica:
         placement: UserPlacement | None = None,
         clip_norm: float | None = None,
         wire_dtype: torch.dtype | None = None,
-        overlap: bool = False,
+        overlap: bool | None = None,
     ) -> DistributedOptimizer:
         """An optimizer whose `step()` trains together with all the replicas.
 
         `placement`: which server keeps which parameter (Greedy, RoundRobin, Split, a function or a mapping
         of parameter names). `clip_norm`: clip the averaged gradient by its norm over all servers.
         `wire_dtype`: torch.bfloat16 halves what travels between hosts; the servers go on in full precision.
-        `overlap`: gradients leave for other hosts while backward goes on; `step` commits them.
+        `overlap`: gradients leave while backward goes on. With servers, for other hosts only, `step` commits
+        them, and it is off unless asked for; in the ring it is on: after backward `.grad` is the mean.
         """
         from argosy.replica.optimizer import DistributedOptimizer
         from argosy.wire.tensors import dtype_name
@@ -157,7 +168,12 @@ class Replica:
         from argosy.replica.served import Options
 
         wire = None if wire_dtype is None else dtype_name(wire_dtype, "the wire")
-        options = Options(Greedy() if placement is None else placement, clip_norm, wire, overlap)
+        if self._member is not None:
+            from argosy.replica.ringed import RingExchange
+
+            ring = RingExchange(self._member, clip_norm, wire_dtype, overlap is not False)
+            return DistributedOptimizer(optimizer, ring)
+        options = Options(Greedy() if placement is None else placement, clip_norm, wire, bool(overlap))
         return DistributedOptimizer(optimizer, self._exchange(optimizer, options))
 
     def _exchange(self, optimizer: torch.optim.Optimizer, options: Options) -> Exchange:
@@ -207,6 +223,8 @@ class Replica:
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's `value`, in order of index."""
+        if self._member is not None:
+            return [msgspec.msgpack.decode(each) for each in self._member.meet(msgspec.msgpack.encode(value))]
         if self._client is None:
             return [value]
         met = self._client.meet(msgspec.Raw(msgspec.msgpack.encode(value)))
@@ -214,11 +232,15 @@ class Replica:
 
     def leave(self) -> None:
         """This worker is done; the session says it by itself, and so does the end of the script."""
+        if self._member is not None:
+            self._member.leave()
         if self._client is not None:
             self._client.leave()
 
     def fail(self, error: BaseException) -> None:
         """This worker failed: the job ends, and everybody hears why."""
         farewell.write_record(self._identity.task, error)
+        if self._member is not None:
+            self._member.fail(farewell.describe(error))
         if self._client is not None:
             self._client.fail(farewell.describe(error))

@@ -22,6 +22,8 @@ ENTERED, REDUCED, PUBLISHED = 0, 1, 2
 _LEFT_AT, _FAILED, _WANTED_KIND, _WANTED = 8, 9, 10, 11
 _TEXT = 16  # the reason of a failure, 48 words of text
 WORDS = 64
+# Why a rank has failed: by itself, or because another one did.
+_IS_CAUSE, _RELAYS = 1, 2
 _NEVER = 2**62
 _NOTICE_EVERY = 5.0
 # A bell that was not heard, which should not happen, costs so many milliseconds and not the whole wait.
@@ -61,6 +63,7 @@ class Board:
         self._peers = [peer for peer in range(self.size) if peer != rank]
         self._fence = threading.Lock()
         self._closed = False
+        self._heard = False  # of a peer's failure, so that a failure of ours is only its consequence
         self._poll = select.poll()
         self._poll.register(self._bells[rank], select.POLLIN)
         for life in self._lives:
@@ -96,7 +99,7 @@ class Board:
         begin = 8 * (self._mine + _TEXT)
         raw = self._words.cast("B")
         raw[begin : begin + len(text)] = text
-        self._words[self._mine + _FAILED] = 1
+        self._words[self._mine + _FAILED] = _RELAYS if self._heard else _IS_CAUSE
         for peer in self._peers:
             self._wake(peer)
 
@@ -184,11 +187,14 @@ class Board:
                 continue
             peer = self._lives[descriptor]
             if not self.has_left(peer) and not self._words[self._lines[peer] + _FAILED]:
+                self._heard = True
                 raise TaskLost(self._names[peer], "its process has ended in the middle of the ring")
             self._poll.unregister(descriptor)  # it ended as it should: there is no more to hear of it
-        for peer in self._peers:
-            if self._words[self._lines[peer] + _FAILED]:
-                raise JobFailed(self._names[peer], self._reason(peer))
+        for what in (_IS_CAUSE, _RELAYS):
+            for peer in self._peers:
+                if self._words[self._lines[peer] + _FAILED] == what:
+                    self._heard = True
+                    raise JobFailed(self._names[peer], self._reason(peer))
 
     def _reason(self, peer: int) -> str:
         begin = 8 * (self._lines[peer] + _TEXT)

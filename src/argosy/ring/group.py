@@ -6,12 +6,13 @@ on the CPU; every rank calls the same methods in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch._C._distributed_c10d import Store
 
+from argosy.errors import JobFailed
 from argosy.events import say
 from argosy.ring.collectives import HostRing, slot_bytes
 from argosy.ring.hosts import Leaders, require_insecure
@@ -56,23 +57,27 @@ def describe(company: Company) -> str:
 class RingGroup:
     """The collectives of a group."""
 
-    def __init__(self, store: Store, member: Membership) -> None:
-        mailbox, self._company, self._leaders = enter(store, member)
+    def __init__(
+        self, store: Store, member: Membership, on_trouble: Callable[[], JobFailed | None] | None = None
+    ) -> None:
+        mailbox, self.company, self.leaders = enter(store, member)
+        if self.leaders is not None:
+            self.leaders.on_trouble = on_trouble
         self.rank = member.rank
         self.size = len(member.names)
-        room = SLOTS * slot_bytes(len(self._company.mine))
-        host = share(mailbox, self._company, room, member.names, member.timeout)
+        room = SLOTS * slot_bytes(len(self.company.mine))
+        host = share(mailbox, self.company, room, member.names, member.timeout)
         self.board = host.board
         across = None
-        if len(self._company.hosts) > 1:
-            across = self._leaders.all_reduce if self._leaders is not None else _not_here
+        if len(self.company.hosts) > 1:
+            across = self.leaders.all_reduce if self.leaders is not None else _not_here
         self._ring = HostRing(host, across)
         if self.rank == 0 and self.size > 1:
-            say(describe(self._company))
+            say(describe(self.company))
 
     @property
     def _alone(self) -> bool:
-        return len(self._company.hosts) == 1
+        return len(self.company.hosts) == 1
 
     def all_reduce(self, flat: torch.Tensor, operation: Operation = "sum", keep: bool = True) -> None:
         """All ranks' tensors combined, in each; where `keep` is not, the tensor stays as it is."""
@@ -80,12 +85,12 @@ class RingGroup:
 
     def broadcast(self, flat: torch.Tensor, root: int) -> None:
         """The root's tensor, in each."""
-        hosts = self._company.hosts
+        hosts = self.company.hosts
         there = next(number for number, ranks in enumerate(hosts) if root in ranks)
         if self.rank in hosts[there]:
             self._ring.broadcast(flat, hosts[there].index(root))
-        if self._leaders is not None:
-            self._leaders.broadcast(flat, there)
+        if self.leaders is not None:
+            self.leaders.broadcast(flat, there)
         if self.rank not in hosts[there]:
             self._ring.broadcast(flat, 0)
 
@@ -113,8 +118,8 @@ class RingGroup:
         """Wait until every rank is here."""
         self._ring.barrier()
         if not self._alone:
-            if self._leaders is not None:
-                self._leaders.barrier()
+            if self.leaders is not None:
+                self.leaders.barrier()
             self._ring.barrier()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from argosy.errors import ConfigError, TaskLost
+from argosy.errors import ConfigError, JobFailed, TaskLost
 from argosy.ring.meeting import Company
 from argosy.ring.sums import Operation
 
@@ -28,6 +29,9 @@ _REDUCE: dict[Operation, Any] = {
     "or": dist.ReduceOp.BOR,
     "xor": dist.ReduceOp.BXOR,
 }
+# A worker that fails tells why, but its connections may end before that, in seconds.
+_TIME_TO_TELL = 1.0
+_LOOK_AGAIN = 0.05
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
@@ -54,6 +58,7 @@ class Leaders:
     """The leaders of the hosts. Made by each of them, with the same store."""
 
     def __init__(self, store: Store, company: Company, names: Sequence[str], towards: str, timeout: float):
+        self.on_trouble: Callable[[], JobFailed | None] | None = None
         self._names = [names[ranks[0]] for ranks in company.hosts]
         self._host = company.hosts.index(company.mine)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -70,12 +75,21 @@ class Leaders:
 
     def all_reduce(self, tensor: torch.Tensor, operation: Operation) -> None:
         """Combine in place with the other hosts'."""
+        self.begin_all_reduce(tensor, operation)()
+
+    def begin_all_reduce(self, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
+        """The same, in a thread of Gloo's; the result is there once the answer has been called."""
         wide = tensor.float() if tensor.dtype in _NARROW else tensor
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[operation]
-        self._run(lambda: self._gloo.allreduce([wide], options).wait())
-        if wide is not tensor:
-            tensor.copy_(wide)
+        work = self._gloo.allreduce([wide], options)
+
+        def wait() -> None:
+            self._run(work.wait)
+            if wide is not tensor:
+                tensor.copy_(wide)
+
+        return wait
 
     def all_reduce_narrow(self, tensor: torch.Tensor, wire: torch.dtype) -> None:
         """Sum in place; on the way `wire`, every sum in the tensor's own precision.
@@ -107,5 +121,17 @@ class Leaders:
         try:
             action()
         except RuntimeError as error:
+            if (cause := self._first_cause()) is not None:
+                raise cause from None
             others = ", ".join(name for host, name in enumerate(self._names) if host != self._host)
             raise TaskLost(others, f"Gloo among the hosts failed: {str(error).splitlines()[0]}") from None
+
+    def _first_cause(self) -> JobFailed | None:
+        """Why a connection may have ended: what a failing worker has told, if it had the time to."""
+        deadline = time.monotonic() + _TIME_TO_TELL
+        while self.on_trouble is not None:
+            cause = self.on_trouble()
+            if cause is not None or time.monotonic() > deadline:
+                return cause
+            time.sleep(_LOOK_AGAIN)
+        return None

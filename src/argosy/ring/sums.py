@@ -13,7 +13,7 @@ import torch
 
 Operation = Literal["sum", "mean", "product", "min", "max", "and", "or", "xor"]
 # What is summed in one go stays in the second-level cache together with the tensor it comes from.
-_TILE_BYTES = 128 * 1024
+_TILE_BYTES = 256 * 1024
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 _PAIRWISE = {
@@ -38,8 +38,8 @@ def combine(
     step = max(1, _TILE_BYTES // out.element_size())
     if out.dtype in _NARROW:
         wide = torch.empty(min(step, count), dtype=torch.float32)
-    if len(inputs) <= 2 and wide is None:
-        step = max(1, count)
+    if wide is None and (len(inputs) == 1 or (len(inputs) == 2 and operation != "mean")):
+        step = max(1, count)  # one pass only: nothing to keep in the cache for
     for begin in range(0, count, step):
         end = min(begin + step, count)
         parts = [each[begin:end] for each in inputs] if step < count else inputs
