@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from argosy.replica.exchange import Exchange
     from argosy.replica.optimizer import DistributedOptimizer
     from argosy.replica.served import Options
+    from argosy.replica.towers import Towers
     from argosy.ring.member import RingMember
     from argosy.session.session import Session
 
@@ -187,6 +188,17 @@ class Replica:
         describe(optimizer)  # refused here, where it was made, if the servers cannot run it
         servers = self._identity.cluster.count("ps")
         return ServedExchange(self._client, self.mode, servers, options, self.is_chief)
+
+    def towers(self, model: nn.Module, devices: Sequence[str | torch.device] | None = None) -> Towers:
+        """The model on several devices of this worker: call it like the model.
+
+        Each batch is split over the devices, forward and backward run on all at once, and the gradients
+        arrive as of one device on the whole batch. `devices`: such as `["cuda:0", "cuda:1"]`, or
+        `["cpu", "cpu"]`; default: what `--num_gpus` says, else every GPU, else the CPU.
+        """
+        from argosy.replica.towers import Towers, choose_devices
+
+        return Towers(model, choose_devices(devices, self.num_gpus))
 
     def session(
         self,
