@@ -51,14 +51,14 @@ def test_damaged_files_are_named(tmp_path: Path, train: bytes, message: str) -> 
 
 
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="data_batch_1.bin or data_batch_1.bin.gz in"):
+    with pytest.raises(ConfigError, match=r"data_batch_1.bin or data_batch_1.bin.gz in"):
         cifar10.load(tmp_path)
     write(tmp_path)
     (tmp_path / "test_batch.bin").unlink()
-    with pytest.raises(ConfigError, match="test_batch.bin or test_batch.bin.gz in"):
+    with pytest.raises(ConfigError, match=r"test_batch.bin or test_batch.bin.gz in"):
         cifar10.load(tmp_path)
     (tmp_path / "test_batch.bin.gz").write_bytes(gzip.compress(records(1))[:-9])
-    with pytest.raises(ConfigError, match="a readable .*test_batch.bin.gz"):
+    with pytest.raises(ConfigError, match=r"a readable .*test_batch.bin.gz"):
         cifar10.load(tmp_path)
 
 

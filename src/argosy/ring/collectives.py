@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
+from argosy.ring.board import ENTERED, REDUCED
 from argosy.ring.meeting import Host
 from argosy.ring.schedule import SLOTS, chunks, others, slices, stages
 from argosy.ring.sums import Operation, combine
@@ -22,8 +22,6 @@ CHUNK_BYTES = 2 * 2**20
 _WHOLE_BYTES = 4 * 2**20
 _LINE = 64
 
-Between = Callable[[torch.Tensor, Operation], None]
-
 
 def slot_bytes(ranks: int) -> int:
     """Shared memory of one slot: a chunk of every rank, and the result."""
@@ -31,12 +29,11 @@ def slot_bytes(ranks: int) -> int:
 
 
 class HostRing:
-    """The ranks of this host. `between` sums a result with the other hosts', in the leader."""
+    """The ranks of this host."""
 
-    def __init__(self, host: Host, between: Between | None = None) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
         self._board = host.board
-        self._between = between
         self.rank = host.board.rank
         self.size = host.board.size
         self._bytes = host.memory.everything()
@@ -44,9 +41,8 @@ class HostRing:
 
     def close(self) -> None:
         """Say farewell."""
-        if self._host is not None:
-            self._board.leave()
-            self._host.close()
+        self._board.leave()
+        self._host.close()
 
     # --- places in shared memory --------------------------------------------------------------------------
     def _places(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
@@ -73,7 +69,6 @@ class HostRing:
         enter: Callable[[int, int], None] | None,
         reduce: Callable[[int, int], None] | None,
         leave: Callable[[int, int], None] | None,
-        between: Callable[[int, int], None] | None = None,
     ) -> None:
         """Take `count` chunks through the slots; each function gets a chunk's number and its slot."""
         board = self._board
@@ -92,13 +87,6 @@ class HostRing:
                 board.post(REDUCED)
             else:
                 board.wait(REDUCED, number)
-                if between is not None:
-                    if self.rank == 0:
-                        between(stage.chunk, slot)
-                    board.post(PUBLISHED)
-                    board.wait(PUBLISHED, number)
-                else:
-                    board.posted[PUBLISHED] += 1
                 if leave is not None:
                     leave(stage.chunk, slot)
 
@@ -109,8 +97,6 @@ class HostRing:
         itemsize = flat.element_size()
         whole = flat.numel() * itemsize <= _WHOLE_BYTES
         pieces = chunks(flat.numel(), (_WHOLE_BYTES if whole else CHUNK_BYTES) // itemsize)
-        across = self._between
-        local: Operation = "sum" if operation == "mean" and across is not None else operation
 
         def own(chunk: int) -> tuple[int, int]:
             begin, end = pieces[chunk]
@@ -129,22 +115,14 @@ class HostRing:
             begin = pieces[chunk][0]
             parts = [place[left:right] for place in places[slot]]
             parts[self.rank] = flat[begin + left : begin + right]
-            combine(parts[-1], parts[:-1], local, divisor)
-
-        def between(chunk: int, slot: int) -> None:
-            begin, end = pieces[chunk]
-            result = places[slot][self.size][: end - begin]
-            assert across is not None
-            across(result, local)
-            if operation == "mean":
-                combine(result, [result], "mean", divisor)
+            combine(parts[-1], parts[:-1], operation, divisor)
 
         def leave(chunk: int, slot: int) -> None:
             begin, end = pieces[chunk]
             if keep:
                 flat[begin:end].copy_(places[slot][self.size][: end - begin])
 
-        self._walk(len(pieces), enter, reduce, leave, between if across is not None else None)
+        self._walk(len(pieces), enter, reduce, leave)
 
     def broadcast(self, flat: torch.Tensor, root: int) -> None:
         """`flat` becomes the root's."""

@@ -18,7 +18,10 @@ from argosy.ring.collectives import HostRing, slot_bytes
 from argosy.ring.hosts import Leaders, require_insecure
 from argosy.ring.meeting import Company, Mailbox, assemble, share
 from argosy.ring.schedule import SLOTS
-from argosy.ring.sums import Operation
+from argosy.ring.sums import Operation, combine
+
+# What travels between hosts at once.
+PIECE_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,7 @@ class RingGroup:
         room = SLOTS * slot_bytes(len(self.company.mine))
         host = share(mailbox, self.company, room, member.names, member.timeout)
         self.board = host.board
-        across = None
-        if len(self.company.hosts) > 1:
-            across = self.leaders.all_reduce if self.leaders is not None else _not_here
-        self._ring = HostRing(host, across)
+        self._ring = HostRing(host)
         if self.rank == 0 and self.size > 1:
             say(describe(self.company))
 
@@ -81,7 +81,25 @@ class RingGroup:
 
     def all_reduce(self, flat: torch.Tensor, operation: Operation = "sum", keep: bool = True) -> None:
         """All ranks' tensors combined, in each; where `keep` is not, the tensor stays as it is."""
-        self._ring.all_reduce(flat, operation, self.size, keep)
+        if self._alone:
+            self._ring.all_reduce(flat, operation, self.size, keep)
+            return
+        # Piece by piece, so that the hosts' sums travel while the next ones are made and the last ones taken.
+        result = flat if keep else flat.clone()
+        local: Operation = "sum" if operation == "mean" else operation
+        under_way = []
+        for piece in result.split(PIECE_BYTES // flat.element_size()) if flat.numel() else ():
+            if len(self.company.mine) > 1:
+                self._ring.all_reduce(piece, local, 1)
+            wait = None if self.leaders is None else self.leaders.begin_all_reduce(piece, local)
+            under_way.append((piece, wait))
+        for piece, wait in under_way:
+            if wait is not None:
+                wait()
+            if len(self.company.mine) > 1:
+                self._ring.broadcast(piece, 0)
+            if operation == "mean":
+                combine(piece, [piece], "mean", self.size)
 
     def broadcast(self, flat: torch.Tensor, root: int) -> None:
         """The root's tensor, in each."""
@@ -125,7 +143,3 @@ class RingGroup:
     def close(self) -> None:
         """Leave."""
         self._ring.close()
-
-
-def _not_here(tensor: torch.Tensor, operation: Operation) -> None:
-    """Only a leader goes beyond its host."""

@@ -135,11 +135,16 @@ class Rounds:
         """Do what can be done without waiting."""
         while self._reduced < self._entered and self._board.reached(ENTERED, self._base + self._reduced + 1):
             self._reduce()
-        if self._leaders is not None and self._wire is None:
-            while self._board.reached(REDUCED, self._base + len(self._under_way) + 1) and (
-                len(self._under_way) < self._reduced
-            ):
-                self._send_across(self._leaders)
+        self._send_ready_ones()
+
+    def _send_ready_ones(self) -> None:
+        """The leader's part: what all of this host have summed leaves for the other hosts."""
+        if self._leaders is None or self._wire is not None:
+            return
+        while len(self._under_way) < self._reduced:
+            if not self._board.reached(REDUCED, self._base + len(self._under_way) + 1):
+                return
+            self._send_across(self._leaders)
 
     def finish(self) -> Outcome:
         """Wait for the others, and make all results; every bucket has been entered."""
@@ -148,6 +153,7 @@ class Rounds:
         while self._reduced < len(self.buckets):
             board.wait(ENTERED, self._base + self._reduced + 1)
             self._reduce()
+            self._send_ready_ones()
         board.wait(REDUCED, last)
         if not self._several:
             board.posted[PUBLISHED] += len(self.buckets)
