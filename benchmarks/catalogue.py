@@ -64,6 +64,18 @@ def _argosy(mode: str) -> Callable[[Training], list[Launch]]:
     return launches
 
 
+def _ring(training: Training) -> list[Launch]:
+    return [argosy_run(SCRIPTS / "argosy_train.py", training.words, 0, WORKERS, "ring")]
+
+
+def _ddp_on_argosy(training: Training) -> list[Launch]:
+    """The peers' script with our Python, which has the backend."""
+    return [
+        Launch(each.name, (sys.executable, *each.argv[1:]))
+        for each in _tasks("ddp.py", "argosy", servers=0, ports=1)(training)
+    ]
+
+
 def argosy_run(
     script: Path, words: tuple[str, ...], servers: int, workers: int, mode: str, *flags: str
 ) -> Launch:
@@ -120,6 +132,14 @@ CONTENDERS = (
     ),
     Contender("argosy-async", "Argosy, asynchronous", "2 servers, 2 workers, --mode async", _argosy("async")),
     Contender("argosy-sync", "Argosy, synchronous", "2 servers, 2 workers, --mode sync", _argosy("sync")),
+    Contender("argosy-ring", "Argosy, ring", "2 workers, no servers, --mode ring", _ring),
+    Contender(
+        "ddp-argosy",
+        "PyTorch DDP on Argosy's backend",
+        "as DDP on Gloo, but init_process_group('argosy')",
+        _ddp_on_argosy,
+        grace=0,
+    ),
     Contender(
         "ddp",
         "PyTorch DDP on Gloo, synchronous",

@@ -26,6 +26,8 @@ MAY_IMPORT = {
     "wire": {"errors", "modes", "cluster", "store.layout", "update.decisions", "checkpoint.index"},
     "checkpoint": {"errors", "events", "wire", "observe.journal"},
     "store": {"errors", "events", "modes", "cluster", "update", "wire", "checkpoint"},
+    # The ring shares memory as the wire does, and knows the words that a task is configured by.
+    "ring": {"errors", "events", "cluster", "wire.shared_memory"},
     "replica": {
         "errors",
         "events",
@@ -36,6 +38,7 @@ MAY_IMPORT = {
         "checkpoint",
         "wire",
         "store",
+        "ring",
         "session",
         "hooks",
     },

@@ -74,7 +74,7 @@ def test_a_script_after_a_double_dash(script: Path, jobs: list[JobSpec]) -> None
         (["run", "--threads", "0", "SCRIPT"], "--threads"),
         (["run", "--server", "1", "SCRIPT"], "No such option '--server'"),
         (["run", "--ps", "0", "--mode", "async", "SCRIPT"], "at least one ps task for async"),
-        (["run", "--mode", "ring", "SCRIPT"], "no ring yet"),
+        (["run", "--ps", "1", "--mode", "ring", "SCRIPT"], "no ps task for ring"),
         (["run", "--mode", "fast", "SCRIPT"], "one of sync, async, ring"),
         (["run", "--mode", "sync", "--aggregate", "x", "SCRIPT"], "aggregate"),
         (["run", "--aggregate", "1", "SCRIPT"], "add --mode sync"),

@@ -1,4 +1,4 @@
-"""PyTorch DistributedDataParallel on Gloo with fused Adam.
+"""PyTorch DistributedDataParallel with fused Adam, on Gloo; with `--way argosy`, on our backend.
 
 Tuned as its documentation says: `gradient_as_bucket_view` saves a copy of the gradients, `static_graph` the
 search for unused parameters; no buffers to broadcast. Trains on until the harness ends it: workers that stop
@@ -23,8 +23,11 @@ def main() -> None:
     end_with_parent()
     job = read_job()
     torch.set_num_threads(1)
+    backend = "argosy" if job.mode == "argosy" else "gloo"
+    if backend == "argosy":
+        import argosy.ring  # noqa: F401  (makes the backend known)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{job.ports[0]}", rank=job.index, world_size=WORKERS
+        backend, init_method=f"tcp://127.0.0.1:{job.ports[0]}", rank=job.index, world_size=WORKERS
     )
     model = DistributedDataParallel(
         build(job.network), gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False

@@ -103,6 +103,10 @@ def test_the_other_kinds_of_results_have_tables() -> None:
         {"kind": "saving", "jobs": {"sync": saved}},
         {"kind": "size", "rows": [sized]},
         {"kind": "shape", "rows": [row]},
+        {
+            "kind": "allreduce",
+            "rows": [{"ranks": 2, "bytes": 4, "seconds": {"argosy": [0.1]}, "required": {}}],
+        },
         {"kind": "memory", "imported": {"rss": 2e8}, "jobs": [job]},
     ]
     assert {result["kind"] for result in results} | {"training"} == set(report.KINDS)
@@ -134,3 +138,14 @@ def test_a_synchronous_server_may_have_an_accumulator_more() -> None:
     floats = 1_000_000
     more = allowed_for_server(floats, "sync", 0) - allowed_for_server(floats, "async", 0)
     assert more == pytest.approx(1.1 * 4 * floats / 2)
+
+
+def test_the_ring_is_compared_with_each_peer() -> None:
+    seconds = {"argosy": [0.001, 0.002], "gloo": [0.006, 0.010], "openmpi": [0.001, 0.002]}
+    row = {"ranks": 2, "bytes": 2_600_000, "seconds": seconds, "required": {"gloo": "5 / 8", "openmpi": ""}}
+    (table,) = report.tables({"kind": "allreduce", "machine": MACHINE, "rows": [row]})
+    assert [cells[2] for cells in table.rows] == ["argosy", "gloo", "openmpi"]
+    assert table.rows[0][3:] == ["1.500", "", ""]
+    assert table.rows[1][3] == "8.000"
+    assert table.rows[1][4].startswith("5.5")
+    assert table.rows[1][5] == "5 / 8"

@@ -11,7 +11,7 @@ from argosy.cluster.discover import discover, take_flags
 from argosy.cluster.settings import DEFAULT_WAIT, FLAGS, variable
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
-from argosy.modes import Async, Local, Sync
+from argosy.modes import Async, Local, Ring, Sync
 
 HOSTS = {"ps_hosts": "a:1,b:1", "worker_hosts": "c:1,d:1"}
 ME = {**HOSTS, "job_name": "worker", "task_index": "1"}
@@ -244,9 +244,10 @@ def test_a_cluster_that_is_not_json_is_refused() -> None:
     assert refusal({"cluster": "{", "job_name": "ps"}).field == "cluster"
 
 
-def test_a_ring_is_refused_until_there_is_one_but_a_ring_of_one_is_alone() -> None:
+def test_workers_without_servers_are_a_ring_but_a_ring_of_one_is_alone() -> None:
     hosts = {"worker_hosts": "a:1,b:1", "job_name": "worker"}
-    assert refusal(hosts).got == "ring"
+    assert discover(hosts, {}).mode == Ring()
+    assert discover({**hosts, "mode": "ring"}, {}).mode == Ring()
     assert refusal({**ME, "mode": "ring"}).got == "2 ps tasks"
     assert discover({"worker_hosts": "a:1", "job_name": "worker", "mode": "ring"}, {}).mode == Local()
 
@@ -265,3 +266,29 @@ def test_hosts_in_flags_replace_a_cluster_in_a_variable() -> None:
 
 def test_a_bound_on_staleness_alone_means_the_asynchronous_mode() -> None:
     assert discover({**ME, "max_staleness": "3"}, {}).mode == Async(max_staleness=3)
+
+
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
+def test_torchruns_variables_make_a_ring() -> None:
+    found = discover({}, TORCHRUN)
+    assert (found.task, found.mode, found.by_torchrun) == (Task("worker", 2), Ring(), True)
+    assert found.cluster.count("worker") == 3
+    assert discover({}, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}).mode == Local()
+
+
+def test_flags_and_variables_of_our_own_win_over_torchruns() -> None:
+    found = discover(ME, TORCHRUN)
+    assert (found.task, found.by_torchrun) == (discover(ME, {}).task, False)
+    assert not discover({}, {"RANK": "1", "WORLD_SIZE": "2"}).by_torchrun
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"RANK": "3"}, "task_index"), ({"RANK": "x"}, "RANK"), ({"WORLD_SIZE": "0"}, "WORLD_SIZE")],
+)
+def test_torchruns_variables_are_checked(change: dict[str, str], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        discover({}, TORCHRUN | change)
+    assert caught.value.field == field

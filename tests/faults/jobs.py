@@ -127,8 +127,19 @@ class Jobs:
         return Cluster(self, servers, workers)
 
     def launch(self, mode: str, steps: int, pause: float, *, workers: int = 2, **environ: str) -> Launched:
-        """`argosy run` of the training on 2 servers; faster than by hand, as torch is imported once."""
-        words = ["run", "--ps", 2, "--workers", workers, "--mode", mode, "--log-dir", self.folder / "logs"]
+        """`argosy run` of the training on 2 servers, or none in a ring; torch is imported once."""
+        servers = 0 if mode == "ring" else 2
+        words = [
+            "run",
+            "--ps",
+            servers,
+            "--workers",
+            workers,
+            "--mode",
+            mode,
+            "--log-dir",
+            self.folder / "logs",
+        ]
         command = ["-m", "argosy.cli", *words, self.script(), steps, pause]
         return Launched(self.start("launcher", command, **environ))
 

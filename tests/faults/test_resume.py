@@ -45,8 +45,8 @@ print("done", session.global_step, hashlib.sha256(values).hexdigest(), flush=Tru
 """
 
 
-def run(jobs: Jobs, name: str, directory: Path, last_step: int, pause: float = 0.0) -> RunningTask:
-    options = ["--ps", 2, "--workers", 3, "--mode", "sync"]
+def run(jobs: Jobs, mode: str, name: str, directory: Path, last_step: int, pause: float = 0.0) -> RunningTask:
+    options = ["--ps", 2 if mode == "sync" else 0, "--workers", 3, "--mode", mode]
     command = ["-m", "argosy.cli", "run", *options, jobs.script(TRAIN), directory, last_step, pause]
     return jobs.start(name, command)
 
@@ -63,19 +63,26 @@ def newest(directory: Path) -> int:
     return folder.saved(directory)[-1].step
 
 
-def test_the_same_bits_as_without_a_stop(jobs: Jobs, tmp_path: Path) -> None:
-    whole = digest(run(jobs, "whole", tmp_path / "whole", 200), 200)
+@pytest.mark.parametrize(
+    ("mode", "stops"),
+    [("sync", ((signal.SIGTERM, 120), (signal.SIGINT, 165))), ("ring", ((signal.SIGTERM, 120),))],
+    ids=["sync", "ring"],
+)
+def test_the_same_bits_as_without_a_stop(
+    jobs: Jobs, tmp_path: Path, mode: str, stops: tuple[tuple[signal.Signals, int], ...]
+) -> None:
+    whole = digest(run(jobs, mode, "whole", tmp_path / "whole", 200), 200)
     parts = tmp_path / "parts"
-    assert digest(run(jobs, "first", parts, 100), 100) != whole
-    # Then stopped twice by signals, wherever it is, and resumed.
-    for number, step in ((signal.SIGTERM, 120), (signal.SIGINT, 165)):
-        stopped = run(jobs, number.name, parts, 200, pause=0.04)
+    assert digest(run(jobs, mode, "first", parts, 100), 100) != whole
+    # Then stopped by signals, wherever it is, and resumed.
+    for number, step in stops:
+        stopped = run(jobs, mode, number.name, parts, 200, pause=0.04)
         stopped.until(f"step {step}")
         stopped.process.send_signal(number)
         assert stopped.wait() == 128 + number, stopped
         assert step <= newest(parts) < 200, stopped
     begin = newest(parts)
-    last = run(jobs, "last", parts, 200)
+    last = run(jobs, mode, "last", parts, 200)
     assert digest(last, 200) == whole
     assert f"goes on from step {begin}" in last.err
 

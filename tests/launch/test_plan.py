@@ -111,9 +111,7 @@ def test_the_command_is_the_script_with_its_arguments(script: Path) -> None:
     [
         (-1, 1, {}, "--ps"),
         (0, 0, {}, "--workers"),
-        (0, 2, {}, "mode"),
         (0, 2, {"mode": "async"}, "mode"),
-        (0, 2, {"mode": "ring"}, "mode"),
         (1, 2, {"mode": "ring"}, "mode"),
         (1, 2, {"mode": "fast"}, "mode"),
         (1, 2, {"aggregate": "2"}, "aggregate"),
@@ -146,6 +144,16 @@ def test_a_script_must_be_a_file(tmp_path: Path) -> None:
 def test_threads_must_be_positive(script: Path) -> None:
     with pytest.raises(ConfigError, match="--threads"):
         JobSpec(script, threads=0)
+
+
+def test_the_first_worker_of_a_ring_is_handed_a_listener() -> None:
+    with Ports([Task("worker", 0), Task("worker", 1)]) as ports:
+        listener = ports.take_listener(Task("worker", 0))
+        assert listener is not None
+        listener.close()
+        assert ports.take_listener(Task("worker", 1)) is None
+    with Ports([Task("worker", 0)]) as ports:
+        assert ports.take_listener(Task("worker", 0)) is None
 
 
 def test_ports_differ_and_only_servers_hand_over_a_listener(script: Path) -> None:

@@ -80,10 +80,10 @@ def train(
     """The state of the model on every worker, trained on a cluster; each starts from a seed of its own."""
     models = [case.make(seed) for seed in range(workers)]
     cluster = LocalCluster(servers, workers, Sync(), order=order, lane=lane)
-    return cluster.run(lambda replica: _train_one(case, replica, models[replica.index]))
+    return cluster.run(lambda replica: train_one(case, replica, models[replica.index]))
 
 
-def _train_one(case: Case, replica: Replica, model: nn.Module) -> State:
+def train_one(case: Case, replica: Replica, model: nn.Module) -> State:
     inner = case.optimizer(model)
     optimizer = replica.distribute(inner, clip_norm=case.clip_norm, **case.options)
     # Half of the workers schedule the wrapper, half what it wraps: it must not matter.

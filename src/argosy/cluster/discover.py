@@ -1,7 +1,7 @@
 """Which cluster is this, and which task am I? Arguments, flags, variables and TF_CONFIG in; an Identity out.
 
 Pure: what is read is passed in, and the caller puts the rest of `argv` back. Precedence, highest first: the
-arguments of `join()`, flags, ARGOSY_* variables, TF_CONFIG, and at last a cluster of one.
+arguments of `join()`, flags, ARGOSY_* variables, TF_CONFIG, torchrun's variables, and a cluster of one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from argosy.modes import Local, Mode, Ring
 
 # TensorFlow calls its first worker "chief" (once "master"): here it is worker 0.
 _CHIEF_JOBS = ("chief", "master")
+_ALONE = ClusterSpec({"worker": ["localhost:1"]})
+_TORCHRUN = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 
 
 # Follows the checkpoints of a job, and has no address in its cluster.
@@ -47,6 +49,7 @@ class Identity:
     wait: float = DEFAULT_WAIT
     num_gpus: int | None = None
     use_lane: bool = True
+    by_torchrun: bool = False
 
 
 def take_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -104,8 +107,12 @@ def discover(
     if "ps_hosts" in words or "worker_hosts" in words:  # and flags replace a cluster from a variable
         settings = {s: value for s, value in settings.items() if s != "cluster" or s in words}
     found = None
+    by_torchrun = False
     if cluster is None:
         cluster, found = _find_cluster(settings, environ)
+        if cluster is None:
+            by_torchrun = environ.keys() >= _TORCHRUN
+            cluster, found = _read_torchrun(environ) if by_torchrun else (_ALONE, Task("worker", 0))
     if task is None:
         task = found if found is not None and "job_name" not in settings else _find_task(settings)
     if task.job != EVALUATOR:
@@ -113,23 +120,23 @@ def discover(
     asked = mode if mode is not None else read_mode(settings)
     servers, workers = cluster.count("ps"), cluster.count("worker")
     chosen = Local() if task.job not in ("ps", "worker") else choose_mode(asked, servers, workers)
-    if isinstance(chosen, Ring) and workers > 1:
-        raise ConfigError(
-            "mode", "sync or async, with ps tasks", "ring", "this version has no ring yet: add --ps 1"
-        )
     return Identity(
         cluster,
         task,
-        Local() if isinstance(chosen, Ring) else chosen,
+        Local() if isinstance(chosen, Ring) and workers == 1 else chosen,
         bind=Address.parse(settings["bind"], "bind") if "bind" in settings else None,
         insecure="insecure" in settings and read_bool("insecure", settings["insecure"]),
         wait=read_seconds("wait", settings["wait"]) if "wait" in settings else DEFAULT_WAIT,
         num_gpus=read_int("num_gpus", settings["num_gpus"]) if "num_gpus" in settings else None,
         use_lane=_read_lane(settings.get("lane", "auto")),
+        by_torchrun=by_torchrun,
     )
 
 
-def _find_cluster(settings: Mapping[str, str], environ: Mapping[str, str]) -> tuple[ClusterSpec, Task | None]:
+def _find_cluster(
+    settings: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[ClusterSpec | None, Task | None]:
+    """What flags, our variables or TF_CONFIG say; None if they say nothing."""
     if "cluster" in settings:
         return ClusterSpec(_read_json("cluster", settings["cluster"])), None
     if "ps_hosts" in settings or "worker_hosts" in settings:
@@ -147,7 +154,14 @@ def _find_cluster(settings: Mapping[str, str], environ: Mapping[str, str]) -> tu
             "none",
             "add --ps_hosts and --worker_hosts",
         )
-    return ClusterSpec({"worker": ["localhost:1"]}), Task("worker", 0)
+    return None, None
+
+
+def _read_torchrun(environ: Mapping[str, str]) -> tuple[ClusterSpec, Task]:
+    """The workers that torchrun starts. It says nothing of their addresses: these only tell them apart."""
+    count = read_int("WORLD_SIZE", environ["WORLD_SIZE"], least=1)
+    rank = read_int("RANK", environ["RANK"])
+    return ClusterSpec({"worker": [f"rank-{number}:1" for number in range(count)]}), Task("worker", rank)
 
 
 def _find_task(settings: Mapping[str, str]) -> Task:
@@ -183,7 +197,7 @@ def _read_tf_config(text: str) -> tuple[ClusterSpec, Task | None]:
     if not isinstance(jobs, dict):
         raise ConfigError("TF_CONFIG cluster", "a mapping of job names to lists of host:port", repr(jobs))
     if not jobs:  # what TensorFlow's users set for a run on one machine
-        return ClusterSpec({"worker": ["localhost:1"]}), Task("worker", 0)
+        return _ALONE, Task("worker", 0)
     chief = next((job for job in _CHIEF_JOBS if job in jobs), None)
     for job in (chief, "worker") if chief is not None else ():
         if not isinstance(jobs.get(job, []), list):

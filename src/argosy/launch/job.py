@@ -23,7 +23,7 @@ _OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lane"})
 # Left over from another job, these would tell a task that it is somebody else.
 JOB_VARIABLES = frozenset(
     {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}
-    | {LISTEN_FD, ERROR_FILE, STATUS_FILE, "TF_CONFIG"}
+    | {LISTEN_FD, ERROR_FILE, STATUS_FILE, "TF_CONFIG", "RANK", "WORLD_SIZE"}
 )
 # What tasks would import one by one. torch._dynamo: the first optimizer of a process imports it.
 PRELOAD: tuple[str, ...] = (

@@ -6,7 +6,7 @@ A port that is looked up, released and bound again by the task may be somebody e
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Sequence
 from types import TracebackType
 
 from argosy.cluster.spec import Address, Task
@@ -16,13 +16,17 @@ _BACKLOG = 1024
 
 
 class Ports:
-    """A bound socket a task. A server's one listens already, so that nobody who connects early is refused."""
+    """A bound socket a task. That of a task others connect to, a server or the first worker of a ring without
+    servers, listens already, so that nobody who connects early is refused.
+    """
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        servers = {task for task in tasks if task.job == "ps"}
+        self._listening = servers or {task for task in tasks[:1] if len(tasks) > 1}
         self._sockets: dict[Task, socket.socket] = {}
         try:
             for task in tasks:
-                self._sockets[task] = _bind(listen=task.job == "ps")
+                self._sockets[task] = _bind(listen=task in self._listening)
         except OSError:
             self.close()
             raise
@@ -33,11 +37,11 @@ class Ports:
         return {task: Address(*bound.getsockname()) for task, bound in self._sockets.items()}
 
     def take_listener(self, task: Task) -> socket.socket | None:
-        """A server's socket, for the caller to pass on and close; None for a task that does not listen.
+        """A listening socket, for the caller to pass on and close; None for a task that does not listen.
 
         The launcher must not keep it: a connection to a dead server would be accepted by nobody, in silence.
         """
-        return self._sockets.pop(task) if task.job == "ps" else None
+        return self._sockets.pop(task) if task in self._listening else None
 
     def close(self) -> None:
         """Release what was not taken."""

@@ -9,9 +9,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from argosy.modes import Local
 from argosy.replica.exchange import Resumed, Training, Verdict, parameters_of, take_groups
+from argosy.replica.own_averages import OwnAverages
 from argosy.replica.own_saving import OwnSaving
 from argosy.replica.torch_state import TorchState
-from argosy.store.averages import decay_at
 
 
 class AloneExchange:
@@ -22,8 +22,7 @@ class AloneExchange:
         self._step = 0
         self._last_step: int | None = None
         self._saving: OwnSaving | None = None
-        self._averages: list[torch.Tensor] = []
-        self._aside: list[torch.Tensor] = []  # the parameters, while the averages are in their place
+        self._averages = OwnAverages((), None)
         self.resumed = Resumed()
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
@@ -31,20 +30,18 @@ class AloneExchange:
         self._optimizer = optimizer
         self._training = training
         self._last_step = training.last_step
-        if training.average is not None:
-            self._averages = [parameter.detach().clone() for parameter in self._parameters()]
+        self._averages = OwnAverages(self._parameters(), training.average)
         if training.keeping is not None:
             state = TorchState(training.model, optimizer)
-            state.averages = self._averages
+            state.averages = self._averages.values
             self._saving = OwnSaving(training, training.keeping, Local(), state)
             self.resumed, _ = self._saving.begin()
             take_groups(optimizer, training, self.resumed)
             self._step = self.resumed.step
         elif training.initial is not None:
             training.initial()
-        if self._averages and not self.resumed.step:
-            with torch.no_grad():
-                torch._foreach_copy_(self._averages, self._parameters())
+        if not self.resumed.step:
+            self._averages.restart()
         return self._verdict()
 
     def _parameters(self) -> list[torch.Tensor]:
@@ -62,10 +59,7 @@ class AloneExchange:
             clip_grad_norm_(self._parameters(), self._clip_norm)
         self._optimizer.step()
         self._step += 1
-        if self._averages and self._training.average is not None:
-            decay = decay_at(self._training.average, self._step)
-            with torch.no_grad():
-                torch._foreach_lerp_(self._averages, self._parameters(), 1.0 - decay)
+        self._averages.update(self._step)
         if self._saving is not None:
             self._saving.after_step(self._step)
         return Verdict("applied", self._step, stop=self._step == self._last_step)
@@ -77,20 +71,17 @@ class AloneExchange:
         """See `Exchange`."""
         return Verdict("skipped", self._step)
 
-    @torch.no_grad()
+    def accumulate(self, waits: bool) -> None:
+        """See `Exchange`. Nothing leaves before a step."""
+
     def pull(self) -> Verdict:
         """See `Exchange`."""
-        if self._aside:
-            torch._foreach_copy_(self._parameters(), self._aside)
-            self._aside = []
+        self._averages.take_out()
         return self._verdict()
 
-    @torch.no_grad()
     def pull_average(self) -> Verdict:
         """See `Exchange`."""
-        if self._averages and not self._aside:
-            self._aside = [parameter.detach().clone() for parameter in self._parameters()]
-            torch._foreach_copy_(self._parameters(), self._averages)
+        self._averages.put_in()
         return self._verdict()
 
     def optimizer_state(self) -> None:

@@ -1,6 +1,6 @@
 """The seam between a replica and how it works together with others: gradients in, fresh parameters out.
 
-One exchange a way of working: servers, alone, and the ring when it comes. Switching is one argument.
+One exchange a way of working: servers, the ring, alone. Switching is one argument.
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ class Exchange(Protocol):
 
     def skip(self) -> Verdict:
         """Give nothing to this step, hold nobody up, get fresh parameters."""
+
+    def accumulate(self, waits: bool) -> None:
+        """Whether the next backward pass is not the last one before a step."""
 
     def pull(self) -> Verdict:
         """Get fresh parameters."""

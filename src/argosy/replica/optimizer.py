@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
@@ -72,8 +73,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self.skip()
         self._gathered += 1
         if self._gathered < every:
+            self._exchange.accumulate(self._gathered + 1 < every)
             return Verdict("held", self.verdict.global_step)
         self._gathered = 0
+        self._exchange.accumulate(every > 1)  # the next passes are likely to be like these
         for pre in self._optimizer_step_pre_hooks.values():
             pre(self, (), {})
         if self.watcher is not None:
@@ -97,6 +100,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # torch would wrap this in its own profiling and hooks, which the user's optimizer inside has already.
     step.hooked = True  # type: ignore[attr-defined]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here only add to the gradients: nothing is averaged before the one after it."""
+        self._exchange.accumulate(True)
+        try:
+            yield
+        finally:
+            self._exchange.accumulate(False)
 
     def skip(self) -> Verdict:
         """Contribute nothing to this step, and hold nobody up: for gradients that are not finite."""

@@ -32,12 +32,12 @@ class OwnSaving:
         self._keeping = keeping
         self._teller = Teller()
         self._replicas: dict[int, bytes] | None = None  # each replica's own state at the latest cut
+        self.restored: Path | None = None  # what the training goes on from
 
     def begin(self) -> tuple[Resumed, dict[int, bytes]]:
         """Go on from the newest checkpoint, if there is one; also every replica's own state in it."""
         found = self._archive.newest(self._teller.say)
-        step, replicas = 0, dict[int, bytes]()
-        resumed = Resumed()
+        resumed, replicas = Resumed(), dict[int, bytes]()
         if found is not None:
             path, index = found
             try:
@@ -45,22 +45,32 @@ class OwnSaving:
             except ArgosyError:
                 self.close()
                 raise
-            step, replicas = index.step, index.replicas
-            resumed = Resumed(step, replicas.get(0, b""), index.optimizer.groups)
-            self._teller.say(f"goes on from step {step}: {path}")
+            self.restored, replicas = path, index.replicas
+            resumed = Resumed(index.step, replicas.get(0, b""), index.optimizer.groups)
+            self._teller.say(f"goes on from step {index.step}: {path}")
         else:
             self._teller.say(f"begins at step 0: no checkpoint in {self._archive.directory}")
             if self._training.initial is not None:
                 self._training.initial()
-        self.cuts = Cuts(self._keeping.save_every, step)
+        self.cuts = Cuts(self._keeping.save_every, resumed.step)
         return resumed, replicas
 
     def after_step(self, step: int) -> None:
         """See to what is due after a step."""
-        if self._writer.busy or self._archive.busy:
-            self._advance()
+        self.advance()
         if self.cuts.take(step):
             self._cut(step)
+
+    def cut(self, step: int, stand_in: dict[int, bytes]) -> None:
+        """Cut now, where all replicas do; `stand_in`: the states of a cut before it that nobody gave any."""
+        self.settle(stand_in)
+        self.cuts.ask(step - 1)
+        if self.cuts.take(step):
+            self._cut(step)
+
+    def begin_final(self, step: int) -> None:
+        """The last cut."""
+        self._cut(step)
 
     def give_states(self, states: dict[int, bytes]) -> None:
         """Every replica's own state, for the cut that waits for them."""
@@ -89,7 +99,8 @@ class OwnSaving:
         self._archive.begin(index, 1)
         self._writer.write(step, lambda: entries)
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """See what has been written in the background."""
         if (result := self._writer.result()) is not None:
             self._archive.collect(0, *result)
         if self._archive.complete and self._replicas is not None:
@@ -100,16 +111,17 @@ class OwnSaving:
 
     def finish(self, step: int, states: dict[int, bytes]) -> None:
         """Save the final state, unless it is, and wait for it."""
-        self._settle(states)
+        self.settle(states)
         if self.cuts.finish(step):
             self._cut(step)
-            self._settle(states)
+            self.settle(states)
 
-    def _settle(self, states: dict[int, bytes]) -> None:
-        if self.wants_states:
+    def settle(self, states: dict[int, bytes] | None = None) -> None:
+        """Wait until all is written; `states`: for a cut that still waits for them."""
+        if states is not None and self.wants_states:
             self.give_states(states)
         while self._writer.busy or self._archive.busy:
-            self._advance()
+            self.advance()
             time.sleep(0.002)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from argosy.cluster.discover import EVALUATOR, Identity, discover, take_flags
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
-from argosy.modes import BufferRule, Local, Mode
+from argosy.modes import BufferRule, Local, Mode, Ring
 from argosy.replica import farewell
 from argosy.replica.serving import Server, connect
 from argosy.store.client import StoreClient
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from argosy.replica.loader import Loader
     from argosy.replica.optimizer import DistributedOptimizer
     from argosy.replica.served import Options
+    from argosy.replica.towers import Towers
+    from argosy.ring.member import RingMember
     from argosy.session.session import Session
     from argosy.session.state import Stateful
     from argosy.store.status import Inquirer
@@ -84,6 +86,12 @@ def _serve(identity: Identity) -> None:
 def _enter(identity: Identity) -> Replica:
     if isinstance(identity.mode, Local):
         return Replica(identity, None)
+    if isinstance(identity.mode, Ring):
+        from argosy.replica.ringing import enter_ring
+
+        member = enter_ring(identity)
+        farewell.install(identity.task, member.leave, member.fail)
+        return Replica(identity, None, member)
     me, cluster = identity.task, identity.cluster
     client = StoreClient(
         cluster, me, lambda server: connect(cluster, me, server), identity.wait, identity.use_lane
@@ -96,9 +104,12 @@ def _enter(identity: Identity) -> Replica:
 class Replica:
     """One worker of the job."""
 
-    def __init__(self, identity: Identity, client: StoreClient | None) -> None:
+    def __init__(
+        self, identity: Identity, client: StoreClient | None, member: RingMember | None = None
+    ) -> None:
         self._identity = identity
         self._client = client
+        self._member = member
 
     @property
     def task(self) -> str:
@@ -113,7 +124,7 @@ class Replica:
     @property
     def count(self) -> int:
         """How many workers there are."""
-        return max(1, self._identity.cluster.count("worker")) if self._client is not None else 1
+        return 1 if isinstance(self.mode, Local) else max(1, self._identity.cluster.count("worker"))
 
     @property
     def is_chief(self) -> bool:
@@ -150,14 +161,15 @@ class Replica:
         placement: UserPlacement | None = None,
         clip_norm: float | None = None,
         wire_dtype: torch.dtype | None = None,
-        overlap: bool = False,
+        overlap: bool | None = None,
     ) -> DistributedOptimizer:
         """An optimizer whose `step()` trains together with all the replicas.
 
         `placement`: which server keeps which parameter (Greedy, RoundRobin, Split, a function or a mapping
         of parameter names). `clip_norm`: clip the averaged gradient by its norm over all servers.
         `wire_dtype`: torch.bfloat16 halves what travels between hosts; the servers go on in full precision.
-        `overlap`: gradients leave for other hosts while backward goes on; `step` commits them.
+        `overlap`: gradients leave while backward goes on. With servers, for other hosts only, `step` commits
+        them, and it is off unless asked for; in the ring it is on: after backward `.grad` is the mean.
         """
         from argosy.replica.optimizer import DistributedOptimizer
         from argosy.wire.tensors import dtype_name
@@ -169,7 +181,12 @@ class Replica:
         from argosy.replica.served import Options
 
         wire = None if wire_dtype is None else dtype_name(wire_dtype, "the wire")
-        options = Options(Greedy() if placement is None else placement, clip_norm, wire, overlap)
+        if self._member is not None:
+            from argosy.replica.ringed import RingExchange
+
+            ring = RingExchange(self._member, clip_norm, wire_dtype, overlap is not False)
+            return DistributedOptimizer(optimizer, ring)
+        options = Options(Greedy() if placement is None else placement, clip_norm, wire, bool(overlap))
         return DistributedOptimizer(optimizer, self._exchange(optimizer, options))
 
     def _exchange(self, optimizer: torch.optim.Optimizer, options: Options) -> Exchange:
@@ -183,6 +200,17 @@ class Replica:
         describe(optimizer)  # refused here, where it was made, if the servers cannot run it
         servers = self._identity.cluster.count("ps")
         return ServedExchange(self._client, self.mode, servers, options, self.is_chief)
+
+    def towers(self, model: nn.Module, devices: Sequence[str | torch.device] | None = None) -> Towers:
+        """The model on several devices of this worker: call it like the model.
+
+        Each batch is split over the devices, forward and backward run on all at once, and the gradients
+        arrive as of one device on the whole batch. `devices`: such as `["cuda:0", "cuda:1"]`, or
+        `["cpu", "cpu"]`; default: what `--num_gpus` says, else every GPU, else the CPU.
+        """
+        from argosy.replica.towers import Towers, choose_devices
+
+        return Towers(model, choose_devices(devices, self.num_gpus))
 
     def session(
         self,
@@ -261,6 +289,8 @@ class Replica:
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's `value`, in order of index."""
+        if self._member is not None:
+            return [msgspec.msgpack.decode(each) for each in self._member.meet(msgspec.msgpack.encode(value))]
         if self._client is None:
             return [value]
         met = self._client.meet(msgspec.Raw(msgspec.msgpack.encode(value)))
@@ -277,11 +307,15 @@ class Replica:
 
     def leave(self) -> None:
         """This worker is done; the session says it by itself, and so does the end of the script."""
+        if self._member is not None:
+            self._member.leave()
         if self._client is not None:
             self._client.leave()
 
     def fail(self, error: BaseException) -> None:
         """This worker failed: the job ends, and everybody hears why."""
         farewell.write_record(self._identity.task, error)
+        if self._member is not None:
+            self._member.fail(farewell.describe(error))
         if self._client is not None:
             self._client.fail(farewell.describe(error))

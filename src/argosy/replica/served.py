@@ -182,6 +182,9 @@ class ServedExchange:
             self._overlap.reset()
         return self._push("skip", {})
 
+    def accumulate(self, waits: bool) -> None:
+        """See `Exchange`. Nothing leaves before a step."""
+
     def pull(self) -> Verdict:
         """See `Exchange`."""
         return self._push("pull", {})

@@ -64,7 +64,7 @@ class Server:
         address = Address.parse(bind, "bind") if isinstance(bind, str) else bind
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
-        handed = _handed_socket()
+        handed = handed_socket()
         network = ZmqListener(address, field=f"address of {self._task}", listen_fd=handed)
         self._inbox = _inbox(network) if use_lane else None
         self._listener: Listener = self._inbox or network
@@ -114,7 +114,7 @@ class Server:
             raise SystemExit(128 + signals.received)
 
 
-def _handed_socket() -> int | None:
+def handed_socket() -> int | None:
     """The listening socket that a launcher has made for this task, kept from its own children."""
     text = os.environ.pop(LISTEN_FD, "")
     if not text:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOG_EVERY = 10.0
 # A worker that was told to end makes so many more steps: if all were told, the chief's word ends all at once.
-_LAST_STEPS = 2
+_LAST_STEPS = 4
 
 
 class Session:

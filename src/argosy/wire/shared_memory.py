@@ -66,6 +66,14 @@ class Region:
         except (ValueError, OSError, OverflowError) as error:
             raise WireError(f"shared memory: cannot be mapped ({error})") from None
 
+    def words(self, count: int) -> memoryview:
+        """The first `count` numbers of 64 bits, which two processes may read and write without tearing."""
+        return memoryview(self._memory)[: 8 * count].cast("q")
+
+    def everything(self) -> torch.Tensor:
+        """All of it as bytes."""
+        return torch.frombuffer(self._memory, dtype=torch.uint8)
+
     def tensor(self, placed: Placed) -> torch.Tensor:
         """The tensor at a place, checked against the size of the memory; the same object every time."""
         known = self._tensors.get(placed)

@@ -1,0 +1,45 @@
+"""Moving averages of parameters that this process has itself: alone, and in a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from argosy.store.averages import decay_at
+
+
+class OwnAverages:
+    """`values` is empty if none are kept."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], decay: float | None) -> None:
+        self._parameters = list(parameters)
+        self._decay = decay
+        self.values = [] if decay is None else [parameter.detach().clone() for parameter in parameters]
+        self._aside: list[torch.Tensor] = []  # the parameters, while the averages are in their place
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin where the parameters are now."""
+        if self.values:
+            torch._foreach_copy_(self.values, self._parameters)
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """A step has been made."""
+        if self._decay is not None:
+            torch._foreach_lerp_(self.values, self._parameters, 1.0 - decay_at(self._decay, step))
+
+    @torch.no_grad()
+    def put_in(self) -> None:
+        """Put the averages in the parameters' place."""
+        if self.values and not self._aside:
+            self._aside = [parameter.detach().clone() for parameter in self._parameters]
+            torch._foreach_copy_(self._parameters, self.values)
+
+    @torch.no_grad()
+    def take_out(self) -> None:
+        """The parameters are themselves again."""
+        if self._aside:
+            torch._foreach_copy_(self._parameters, self._aside)
+            self._aside = []

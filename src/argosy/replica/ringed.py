@@ -1,0 +1,384 @@
+"""The exchange without servers: gradients are averaged over all workers, and the user's own optimizer steps.
+
+A hook on each parameter notes that its gradient is there; a bucket whose gradients are all there is copied
+into shared memory and summed while backward goes on. When backward is over, `.grad` holds the mean of all
+workers, so what a user does to it then (clipping, say) is done to the mean, and the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import torch
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.hooks import RemovableHandle
+
+from argosy.errors import ArgosyError, ModelMismatch
+from argosy.replica.exchange import Resumed, Training, Verdict, names_of, parameters_of, take_groups
+from argosy.replica.own_averages import OwnAverages
+from argosy.replica.ring_items import buffer_places, gradient_of, item_of
+from argosy.replica.ring_saving import RingSaving
+from argosy.replica.torch_state import TorchState
+from argosy.ring.buckets import BUCKET_BYTES, Rule, fill
+from argosy.ring.member import RingMember
+from argosy.ring.rounds import Outcome, Rounds
+
+
+class RingExchange:
+    """One worker's exchange with all the others. `overlap`: average during backward, and not in `step`."""
+
+    def __init__(
+        self,
+        member: RingMember,
+        clip_norm: float | None = None,
+        wire: torch.dtype | None = None,
+        overlap: bool = True,
+    ) -> None:
+        self._member = member
+        self._clip_norm = clip_norm
+        self._wire = wire
+        self._overlaps = overlap
+        self._step = 0
+        self._rounds: Rounds | None = None
+        self._handles: list[RemovableHandle] = []
+        self._waits = False  # for further backward passes before the gradients are complete
+        self._outcome: Outcome | None = None  # of the round that this step's gradients have been through
+        self._under_way = False
+        self._backward = -1
+        self._saving: RingSaving | None = None
+        self._stop_at: int | None = None  # told by the chief
+        self._averages = OwnAverages((), None)
+        self.resumed = Resumed()
+
+    # --- beginning ----------------------------------------------------------------------------------------
+    def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
+        """See `Exchange`."""
+        self._optimizer = optimizer
+        self._training = training
+        self._member.on_leaving(self._close)
+        self._begin_saving(training)
+        self._open()
+        if not self.resumed.step:
+            self._averages.restart()
+        return self.pull()
+
+    def _begin_saving(self, training: Training) -> None:
+        """What the training begins from: a checkpoint, a file, or the chief's parameters as they are."""
+        parameters = [parameter for _, parameter in parameters_of(self._optimizer)]
+        self._averages = OwnAverages(parameters, training.average)
+        if training.keeping is None:
+            if training.initial is not None and self._member.rank == 0:
+                training.initial()
+            return
+        state = TorchState(training.model, self._optimizer)
+        state.averages = self._averages.values
+        member = self._member
+        self._saving = RingSaving(
+            training, training.keeping, state, member.rank, member.group.size, member.meet
+        )
+        self.resumed = self._saving.begin()
+        take_groups(self._optimizer, training, self.resumed)
+        self._step = self.resumed.step
+
+    def _open(self) -> None:
+        """Agree on what is trained, take the chief's values, and make room for the gradients."""
+        pairs = parameters_of(self._optimizer)
+        self._parameters = [parameter for _, parameter in pairs]
+        model = self._training.model
+        self._places = buffer_places(model)
+        self._check(names_of(model, pairs))
+        self._take_the_chiefs()
+        items = [item_of(parameter) for parameter in self._parameters]
+        buckets = fill(items, BUCKET_BYTES)
+        rule: Rule = "first" if self._training.buffer_rule == "chief" else "mean"
+        state = [item_of(buffer) for buffer in self._buffers()]
+        self._close()
+        self._rounds = self._member.open_rounds(
+            [*buckets, *fill(state, BUCKET_BYTES, rule, first=len(items))], self._wire
+        )
+        self._of_gradients = len(buckets)
+        self._bucket_of = {number: place for place, bucket in enumerate(buckets) for number in bucket.items}
+        self._given = self._views(self._rounds.given)
+        self._results = self._views(self._rounds.result)
+        self._put_hooks()
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [buffer for module, name in self._places if (buffer := module._buffers[name]) is not None]
+
+    def _check(self, names: Sequence[str]) -> None:
+        """That every worker trains the same model."""
+        mine = [
+            (name, list(parameter.shape), str(parameter.dtype))
+            for name, parameter in zip(names, self._parameters, strict=True)
+        ]
+        mine += [("buffer", list(buffer.shape), str(buffer.dtype)) for buffer in self._buffers()]
+        chiefs = msgspec.msgpack.decode(self._member.meet(msgspec.msgpack.encode(mine))[0])
+        ours = [list(each) for each in mine]
+        if ours == chiefs:
+            return
+        if len(ours) != len(chiefs):
+            raise ModelMismatch("model", f"{len(chiefs)} tensors, as the chief has", len(ours))
+        theirs, own = next((a, b) for a, b in zip(chiefs, ours, strict=True) if a != b)
+        raise ModelMismatch(f"parameter {own[0]}", f"{theirs}, as the chief has", own)
+
+    @torch.no_grad()
+    def _take_the_chiefs(self) -> None:
+        """Parameters, buffers, and what the optimizer leaves alone."""
+        trained = {id(parameter) for parameter in self._parameters}
+        model = self._training.model
+        rest = [] if model is None else [p for p in model.parameters() if id(p) not in trained]
+        for tensor in [*self._parameters, *rest, *self._buffers()]:
+            flat = tensor.detach().to("cpu", copy=True).contiguous().view(-1)
+            self._member.group.broadcast(flat.view(torch.uint8), 0)
+            tensor.detach().copy_(flat.view(tensor.shape))
+
+    def _views(self, place: Callable[[int], torch.Tensor]) -> list[list[torch.Tensor]]:
+        """For each bucket, a view for each of its tensors, in the tensor's own shape."""
+        assert self._rounds is not None
+        tensors = [*self._parameters, *self._buffers()]
+        return [
+            [
+                place(number)[offset : offset + tensors[item].numel()].view(tensors[item].shape)
+                for item, offset in zip(bucket.items, bucket.offsets, strict=True)
+            ]
+            for number, bucket in enumerate(self._rounds.buckets)
+        ]
+
+    # --- during backward ----------------------------------------------------------------------------------
+    def _put_hooks(self) -> None:
+        self._take_hooks_off()
+        self._trains = [parameter.requires_grad for parameter in self._parameters]
+        self._hooked = [0] * self._of_gradients
+        if not self._overlaps:
+            return
+        for number, parameter in enumerate(self._parameters):
+            if parameter.requires_grad:
+                self._hooked[self._bucket_of[number]] += 1
+                hook = self._hook(number)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _take_hooks_off(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        bucket = self._bucket_of[number]
+
+        def arrived(_: torch.Tensor) -> None:
+            if self._waits:
+                return
+            self._notice_backward()
+            if number in self._seen:
+                if self._rounds is not None and bucket < self._rounds.entered:
+                    raise ArgosyError(
+                        "a gradient came twice in one backward pass, after it had been averaged; "
+                        "pass overlap=False to distribute()"
+                    )
+                return
+            self._seen.add(number)
+            self._missing[bucket] -= 1
+            if not self._missing[bucket]:
+                self._send_full_ones()
+
+        return arrived
+
+    def _notice_backward(self) -> None:
+        """At the first gradient of a backward pass, ask to be called at its end."""
+        task = torch._C._current_graph_task_id()
+        if self._under_way and task == self._backward:
+            return
+        self._backward = task
+        self._seen: set[int] = set()
+        self._missing = list(self._hooked)
+        if [parameter.requires_grad for parameter in self._parameters] != self._trains:
+            self._missing = [-1] * len(self._hooked)  # hooks are not up to date: all leave at the end
+        if not self._under_way:  # else the last pass was broken off: what it has sent holds
+            self._begin()
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _begin(self, gives: bool = True, done: bool = False) -> None:
+        assert self._rounds is not None
+        self._under_way = True
+        self._rounds.begin(gives, done)
+
+    @torch.no_grad()
+    def _send_full_ones(self) -> None:
+        """Buckets leave in order, so that all workers send the same one."""
+        rounds = self._rounds
+        assert rounds is not None
+        while rounds.entered < self._of_gradients and not self._missing[rounds.entered]:
+            self._send(rounds, rounds.entered)
+        rounds.advance()
+
+    def _send(self, rounds: Rounds, bucket: int) -> None:
+        """Copy the gradients of a bucket into their place; an absent one is zero, and said to be absent."""
+        views = self._given[bucket]
+        gradients = [self._parameters[number].grad for number in rounds.buckets[bucket].items]
+        present = [gradient is not None for gradient in gradients]
+        dense = [
+            gradient.to_dense() if gradient.layout != torch.strided else gradient
+            for gradient in gradients
+            if gradient is not None
+        ]
+        if len(dense) == len(views):
+            torch._foreach_copy_(views, dense)
+            rounds.enter()
+            return
+        if dense:
+            torch._foreach_copy_([view for view, there in zip(views, present, strict=True) if there], dense)
+        for view, there in zip(views, present, strict=True):
+            if not there:
+                view.zero_()
+        rounds.enter(present)
+
+    @torch.no_grad()
+    def _end(self, gives: bool = True) -> None:
+        """Send what is left, wait for the others, and take the mean."""
+        rounds = self._rounds
+        assert rounds is not None
+        while rounds.entered < self._of_gradients:
+            if gives:
+                self._send(rounds, rounds.entered)
+            else:
+                rounds.enter()
+        if rounds.entered < len(rounds.buckets):
+            state = self._buffers()
+            while rounds.entered < len(rounds.buckets):
+                bucket = rounds.entered
+                numbers = rounds.buckets[bucket].items
+                torch._foreach_copy_(
+                    self._given[bucket], [state[number - len(self._parameters)] for number in numbers]
+                )
+                rounds.enter()
+        outcome = rounds.finish()
+        self._under_way = False
+        self._outcome = outcome
+        if outcome.givers:
+            self._take(rounds, outcome)
+
+    def _take(self, rounds: Rounds, outcome: Outcome) -> None:
+        begin = 0
+        state = self._buffers()
+        for bucket, views in zip(rounds.buckets, self._results, strict=True):
+            there = None if outcome.items is None else outcome.items[begin : begin + len(views)]
+            begin += len(views)
+            targets = []
+            for place, number in enumerate(bucket.items):
+                if number >= len(self._parameters):
+                    targets.append(state[number - len(self._parameters)])
+                elif there is None or there[place]:
+                    targets.append(gradient_of(self._parameters[number]))
+            if there is not None and bucket.items[0] < len(self._parameters):
+                views = [view for view, exists in zip(views, there, strict=True) if exists]
+            if targets:
+                torch._foreach_copy_(targets, views)
+
+    # --- training -----------------------------------------------------------------------------------------
+    def accumulate(self, waits: bool) -> None:
+        """See `Exchange`."""
+        self._waits = waits
+
+    def step(self, weight: float, scale: float) -> Verdict:
+        """See `Exchange`."""
+        if self._stops:
+            return Verdict("dropped", self._step, stop=True)
+        if sum(len(group["params"]) for group in self._optimizer.param_groups) != len(self._parameters):
+            self._open()
+            self._outcome = None
+        if self._outcome is None:
+            self._begin()
+            self._end()
+        return self._apply(scale)
+
+    def _apply(self, scale: float) -> Verdict:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None or not outcome.givers:
+            return Verdict("skipped", self._step, stop=self._stops)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if scale != 1.0:
+            torch._foreach_mul_(gradients, scale)
+        if self._clip_norm is not None:
+            clip_grad_norm_(self._parameters, self._clip_norm)
+        self._optimizer.step()
+        self._step += 1
+        self._keep()
+        if [parameter.requires_grad for parameter in self._parameters] != self._trains:
+            self._put_hooks()
+        return Verdict("applied", self._step, stop=self._stops)
+
+    def _keep(self) -> None:
+        """What is kept along with a step: averages, and a checkpoint when it is time."""
+        self._averages.update(self._step)
+        if self._saving is not None:
+            self._saving.after_step(self._step)
+            if (told := self._saving.stops_at()) is not None:
+                self._stop_at = told
+
+    @property
+    def _stops(self) -> bool:
+        last = self._training.last_step
+        told = self._stop_at is not None and self._step >= self._stop_at
+        return told or (last is not None and self._step >= last)
+
+    def skip(self) -> Verdict:
+        """See `Exchange`. After backward the mean is made already: then this leaves out the whole step."""
+        if self._outcome is None and not self._stops:
+            self._begin(gives=False)
+            self._end(gives=False)
+            self._apply(1.0)
+        self._outcome = None
+        return Verdict("skipped", self._step, stop=self._stops)
+
+    def pull(self) -> Verdict:
+        """See `Exchange`. Parameters are fresh already."""
+        self._averages.take_out()
+        return Verdict("pulled", self._step, stop=self._stops)
+
+    def pull_average(self) -> Verdict:
+        """See `Exchange`."""
+        self._averages.put_in()
+        return Verdict("pulled", self._step, stop=self._stops)
+
+    def optimizer_state(self) -> None:
+        """See `Exchange`."""
+
+    def give_state(self) -> None:
+        """See `Exchange`."""
+        if self._saving is not None:
+            self._saving.give_state(self._training.state)
+
+    def wish(self, what: Literal["save", "stop"]) -> None:
+        """See `Exchange`."""
+        if self._saving is not None:
+            self._saving.wish(what, self._step)
+
+    def finish(self) -> Verdict:
+        """See `Exchange`."""
+        if self._saving is not None:
+            self._saving.finish(self._step, self._training.state)
+        return self.pull()
+
+    def release(self) -> None:
+        """See `Exchange`. The others go on without this worker.
+
+        Over several hosts it stays, giving nothing, until all are done: others may need its host's leader.
+        """
+        while self._member.several_hosts and self._rounds is not None:
+            self._begin(done=True)
+            self._end(gives=False)
+            if self._outcome is None or not self._outcome.active:
+                break
+            self._apply(1.0)
+        self._close()
+        if self._saving is not None:
+            self._saving.close()
+            self._saving = None
+
+    def _close(self) -> None:
+        self._take_hooks_off()
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None

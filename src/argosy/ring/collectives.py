@@ -1,0 +1,187 @@
+"""The collectives of the ranks of one host, through memory that all of them share.
+
+All-reduce: every rank copies its chunk into a place of its own (not the slice that it sums itself), sums its
+slice of all ranks' chunks into the one result (scatter-reduce), and copies the result out (all-gather). Each
+moves 2(N-1)/N of the bytes, as in a ring over a network, but each byte only once and without a hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from argosy.ring.board import ENTERED, REDUCED
+from argosy.ring.meeting import Host
+from argosy.ring.schedule import SLOTS, chunks, others, slices, stages
+from argosy.ring.sums import Operation, combine
+
+# Chunks of this size: all ranks' together fit into the caches that they share.
+CHUNK_BYTES = 2 * 2**20
+# Up to this size in one go: two waits, and nothing to overlap them with.
+_WHOLE_BYTES = 4 * 2**20
+_LINE = 64
+
+
+def slot_bytes(ranks: int) -> int:
+    """Shared memory of one slot: a chunk of every rank, and the result."""
+    return (ranks + 1) * _WHOLE_BYTES
+
+
+class HostRing:
+    """The ranks of this host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._board = host.board
+        self.rank = host.board.rank
+        self.size = host.board.size
+        self._bytes = host.memory.everything()
+        self._areas: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+
+    def close(self) -> None:
+        """Say farewell."""
+        self._board.leave()
+        self._host.close()
+
+    # --- places in shared memory --------------------------------------------------------------------------
+    def _places(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+        """For each slot: the chunk of each rank, and last the result."""
+        if dtype not in self._areas:
+            begins, count = self._host.begins, _WHOLE_BYTES
+            typed = [
+                [
+                    self._bytes[place : place + count].view(dtype)
+                    for place in range(
+                        begins + slot * slot_bytes(self.size),
+                        begins + (slot + 1) * slot_bytes(self.size),
+                        count,
+                    )
+                ]
+                for slot in range(SLOTS)
+            ]
+            self._areas[dtype] = typed
+        return self._areas[dtype]
+
+    def _walk(
+        self,
+        count: int,
+        enter: Callable[[int, int], None] | None,
+        reduce: Callable[[int, int], None] | None,
+        leave: Callable[[int, int], None] | None,
+    ) -> None:
+        """Take `count` chunks through the slots; each function gets a chunk's number and its slot."""
+        board = self._board
+        base = board.posted[ENTERED]
+        for stage in stages(count):
+            number = base + stage.chunk + 1
+            slot = number % SLOTS
+            if stage.phase == "enter":
+                if enter is not None:
+                    enter(stage.chunk, slot)
+                board.post(ENTERED)
+            elif stage.phase == "reduce":
+                board.wait(ENTERED, number)
+                if reduce is not None:
+                    reduce(stage.chunk, slot)
+                board.post(REDUCED)
+            else:
+                board.wait(REDUCED, number)
+                if leave is not None:
+                    leave(stage.chunk, slot)
+
+    # --- collectives --------------------------------------------------------------------------------------
+    def all_reduce(self, flat: torch.Tensor, operation: Operation, divisor: int, keep: bool = True) -> None:
+        """`flat`, contiguous, becomes all ranks' combined; where `keep` is not, it stays as it is."""
+        places = self._places(flat.dtype)
+        itemsize = flat.element_size()
+        whole = flat.numel() * itemsize <= _WHOLE_BYTES
+        pieces = chunks(flat.numel(), (_WHOLE_BYTES if whole else CHUNK_BYTES) // itemsize)
+
+        def own(chunk: int) -> tuple[int, int]:
+            begin, end = pieces[chunk]
+            return slices(end - begin, self.size, itemsize)[self.rank]
+
+        def enter(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            mine = places[slot][self.rank]
+            for left, right in others((0, end - begin), own(chunk)):
+                mine[left:right].copy_(flat[begin + left : begin + right])
+
+        def reduce(chunk: int, slot: int) -> None:
+            left, right = own(chunk)
+            if left == right:
+                return
+            begin = pieces[chunk][0]
+            parts = [place[left:right] for place in places[slot]]
+            parts[self.rank] = flat[begin + left : begin + right]
+            combine(parts[-1], parts[:-1], operation, divisor)
+
+        def leave(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            if keep:
+                flat[begin:end].copy_(places[slot][self.size][: end - begin])
+
+        self._walk(len(pieces), enter, reduce, leave)
+
+    def broadcast(self, flat: torch.Tensor, root: int) -> None:
+        """`flat` becomes the root's."""
+        places = self._places(flat.dtype)
+        pieces = chunks(flat.numel(), CHUNK_BYTES // flat.element_size())
+
+        def reduce(chunk: int, slot: int) -> None:
+            if self.rank == root:
+                begin, end = pieces[chunk]
+                places[slot][self.size][: end - begin].copy_(flat[begin:end])
+
+        def leave(chunk: int, slot: int) -> None:
+            if self.rank != root:
+                begin, end = pieces[chunk]
+                flat[begin:end].copy_(places[slot][self.size][: end - begin])
+
+        self._walk(len(pieces), None, reduce, leave)
+
+    def all_gather(self, outputs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+        """`outputs[r]` becomes the rank r's `flat`; all of one size."""
+        places = self._places(flat.dtype)
+        pieces = chunks(flat.numel(), CHUNK_BYTES // flat.element_size())
+
+        def enter(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            places[slot][self.rank][: end - begin].copy_(flat[begin:end])
+
+        def reduce(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            for output, place in zip(outputs, places[slot], strict=False):
+                output[begin:end].copy_(place[: end - begin])
+
+        self._walk(len(pieces), enter, reduce, None)
+
+    def reduce_scatter(
+        self, out: torch.Tensor, inputs: Sequence[torch.Tensor], operation: Operation, divisor: int
+    ) -> None:
+        """`out` becomes what all ranks have given as input for this rank, combined."""
+        places = self._places(out.dtype)
+        itemsize = out.element_size()
+        room = CHUNK_BYTES // itemsize // self.size // _LINE * _LINE
+        pieces = chunks(out.numel(), max(1, room))
+
+        def enter(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            mine = places[slot][self.rank]
+            for rank, given in enumerate(inputs):
+                if rank != self.rank:
+                    mine[rank * room : rank * room + end - begin].copy_(given[begin:end])
+
+        def reduce(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            left = self.rank * room
+            parts = [place[left : left + end - begin] for place in places[slot][: self.size]]
+            parts[self.rank] = inputs[self.rank][begin:end]
+            combine(out[begin:end], parts, operation, divisor)
+
+        self._walk(len(pieces), enter, reduce, None)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self._walk(1, None, None, None)

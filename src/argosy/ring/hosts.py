@@ -1,0 +1,137 @@
+"""Among hosts: Gloo, between the leaders of the hosts only. Inside a host nothing of this is used.
+
+Gloo has neither key nor encryption, so going beyond one host has to be asked for: `--insecure`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from argosy.errors import ConfigError, JobFailed, TaskLost
+from argosy.ring.meeting import Company
+from argosy.ring.sums import Operation
+
+_REDUCE: dict[Operation, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "and": dist.ReduceOp.BAND,
+    "or": dist.ReduceOp.BOR,
+    "xor": dist.ReduceOp.BXOR,
+}
+# A worker that fails tells why, but its connections may end before that, in seconds.
+_TIME_TO_TELL = 1.0
+_LOOK_AGAIN = 0.05
+_NARROW = frozenset({torch.bfloat16, torch.float16})
+
+
+def require_insecure(company: Company, insecure: bool) -> None:
+    """Refuse several hosts, unless told so."""
+    if len(company.hosts) > 1 and not insecure:
+        raise ConfigError(
+            "ring",
+            "all ranks on one host",
+            f"{len(company.hosts)} hosts",
+            "Gloo has neither key nor encryption: on a network that you trust, add --insecure",
+        )
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the way to `host`."""
+    found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+        probe.connect(found[4])
+        return str(probe.getsockname()[0])
+
+
+class Leaders:
+    """The leaders of the hosts. Made by each of them, with the same store."""
+
+    def __init__(self, store: Store, company: Company, names: Sequence[str], towards: str, timeout: float):
+        self.on_trouble: Callable[[], JobFailed | None] | None = None
+        self._names = [names[ranks[0]] for ranks in company.hosts]
+        self._host = company.hosts.index(company.mine)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=timeout)
+        if os.environ.get("GLOO_SOCKET_IFNAME"):
+            device = dist.ProcessGroupGloo.create_default_device()
+        else:
+            device = dist.ProcessGroupGloo.create_device(hostname=address_towards(towards))
+        options._devices = [device]
+        options._threads = 2
+        self._gloo: Any = dist.ProcessGroupGloo(
+            PrefixStore("leaders", store), self._host, len(company.hosts), options
+        )
+
+    def all_reduce(self, tensor: torch.Tensor, operation: Operation) -> None:
+        """Combine in place with the other hosts'."""
+        self.begin_all_reduce(tensor, operation)()
+
+    def begin_all_reduce(self, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
+        """The same, in a thread of Gloo's; the result is there once the answer has been called."""
+        wide = tensor.float() if tensor.dtype in _NARROW else tensor
+        options = dist.AllreduceOptions()
+        options.reduceOp = _REDUCE[operation]
+        work = self._gloo.allreduce([wide], options)
+
+        def wait() -> None:
+            self._run(work.wait)
+            if wide is not tensor:
+                tensor.copy_(wide)
+
+        return wait
+
+    def all_reduce_narrow(self, tensor: torch.Tensor, wire: torch.dtype) -> None:
+        """Sum in place; on the way `wire`, every sum in the tensor's own precision.
+
+        Each host sums a slice of what all send it, and sends the result to all.
+        """
+        count = len(self._names)
+        size = -(-tensor.numel() // count)
+        given = torch.zeros(count * size, dtype=wire)
+        given[: tensor.numel()].copy_(tensor)
+        taken = torch.empty_like(given)
+        self._run(lambda: self._gloo.alltoall_base(taken, given, [], []).wait())
+        total = torch.zeros(size, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        for part in taken.split(size):
+            total.add_(part)
+        parts = [torch.empty(size, dtype=wire) for _ in range(count)]
+        self._run(lambda: self._gloo.allgather([parts], [total.to(wire)]).wait())
+        tensor.copy_(torch.cat(parts)[: tensor.numel()])
+
+    def broadcast(self, tensor: torch.Tensor, host: int) -> None:
+        """The tensor of one host's leader, to all."""
+        self._run(lambda: self._gloo.broadcast(tensor, host).wait())
+
+    def barrier(self) -> None:
+        """Wait for all hosts."""
+        self._run(lambda: self._gloo.barrier().wait())
+
+    def _run(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except RuntimeError as error:
+            if (cause := self._first_cause()) is not None:
+                raise cause from None
+            others = ", ".join(name for host, name in enumerate(self._names) if host != self._host)
+            raise TaskLost(others, f"Gloo among the hosts failed: {str(error).splitlines()[0]}") from None
+
+    def _first_cause(self) -> JobFailed | None:
+        """Why a connection may have ended: what a failing worker has told, if it had the time to."""
+        deadline = time.monotonic() + _TIME_TO_TELL
+        while self.on_trouble is not None:
+            cause = self.on_trouble()
+            if cause is not None or time.monotonic() > deadline:
+                return cause
+            time.sleep(_LOOK_AGAIN)
+        return None

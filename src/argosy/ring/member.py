@@ -1,0 +1,100 @@
+"""A worker's membership in the ring: made by `join()`, left at the end, or failed.
+
+Holds the group of all ranks, for small values and for what everybody starts with, and opens the rounds in
+which gradients are averaged. A failure is told to all: on this host by the board, elsewhere by the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from argosy.errors import JobFailed
+from argosy.ring.buckets import Bucket
+from argosy.ring.group import Membership, RingGroup
+from argosy.ring.meeting import Mailbox, share
+from argosy.ring.rounds import Rounds, room
+
+_FAILED = "failed"
+
+
+class RingMember:
+    """One worker of the ring."""
+
+    def __init__(self, store: Store, member: Membership) -> None:
+        self._store = store
+        self._member = member
+        self.group = RingGroup(store, member, on_trouble=self.first_cause)
+        self._opened: list[Rounds] = []
+        self._on_leaving: list[Callable[[], None]] = []
+        self._over = False
+
+    @property
+    def rank(self) -> int:
+        """Which worker this is."""
+        return self._member.rank
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether the ring goes beyond this host."""
+        return len(self.group.company.hosts) > 1
+
+    def meet(self, value: bytes) -> list[bytes]:
+        """Every worker's value, in order."""
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.group.size)]
+        self.group.all_gather(sizes, torch.tensor([len(value)]))
+        longest = max(int(size) for size in sizes)
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else 0
+        taken = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+        self.group.all_gather(taken, mine)
+        return [bytes(each.tolist())[: int(size)] for each, size in zip(taken, sizes, strict=True)]
+
+    def open_rounds(self, buckets: Sequence[Bucket[torch.dtype]], wire: torch.dtype | None) -> Rounds:
+        """Rounds of these buckets; every worker opens the same ones."""
+        store = PrefixStore(f"rounds/{len(self._opened)}", self._store)
+        company, member = self.group.company, self._member
+        mailbox = Mailbox(store, member.names, member.timeout)
+        nbytes = room(buckets, len(company.mine))
+        host = share(mailbox, company, nbytes, member.names, member.timeout, may_leave=True)
+        rounds = Rounds(host, buckets, company, self.group.leaders, wire)
+        self._opened.append(rounds)
+        return rounds
+
+    def on_leaving(self, callback: Callable[[], None]) -> None:
+        """Have this called when the worker leaves."""
+        self._on_leaving.append(callback)
+
+    def first_cause(self) -> JobFailed | None:
+        """What another worker has told as the reason of its failure, if anything."""
+        with contextlib.suppress(RuntimeError):
+            if self._store.check([_FAILED]):
+                task, reason = msgspec.json.decode(self._store.get(_FAILED), type=tuple[str, str])
+                return JobFailed(task, reason)
+        return None
+
+    def leave(self) -> None:
+        """Done."""
+        if not self._over:
+            self._over = True
+            for callback in self._on_leaving:
+                callback()
+            for rounds in self._opened:
+                rounds.close()
+            self.group.close()
+
+    def fail(self, reason: str) -> None:
+        """This worker failed: everybody hears why."""
+        if self._over:
+            return
+        for rounds in self._opened:
+            rounds.fail(reason)
+        self.group.board.fail(reason)
+        if self.several_hosts:
+            name = self._member.names[self._member.rank]
+            with contextlib.suppress(RuntimeError):
+                self._store.compare_set(_FAILED, "", msgspec.json.encode((name, reason)).decode())

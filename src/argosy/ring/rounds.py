@@ -1,0 +1,238 @@
+"""Rounds: everybody's buckets in, the mean of all out. One round a step, through memory of this host.
+
+A rank enters a bucket when it is full, sums its slice of a bucket when all have entered it, and reads the
+result when all have summed theirs. Whether a rank gives something, and for which items, lies beside the
+buckets; of two rounds in turn, for the next round begins while a slow rank still reads about this one.
+A rank that leaves is not waited for: all agree since when it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+
+from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
+from argosy.ring.buckets import Bucket
+from argosy.ring.hosts import Leaders
+from argosy.ring.meeting import Company, Host
+from argosy.ring.schedule import slices
+from argosy.ring.sums import combine
+
+_PAGE = 4096
+# What a rank says about a round, before its first bucket.
+_GIVES, _SKIPS, _IS_DONE = 1, 0, 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round came to: how many gave something, which items have a result, who is still training."""
+
+    givers: int
+    items: list[bool] | None  # None: all of them
+    active: int
+
+
+def room(buckets: Sequence[Bucket[torch.dtype]], ranks: int) -> int:
+    """The shared memory that rounds of these buckets need, in bytes."""
+    return _notes_bytes(buckets, ranks) + (ranks + 1) * sum(bucket.nbytes for bucket in buckets)
+
+
+def _items(buckets: Sequence[Bucket[torch.dtype]]) -> int:
+    return sum(len(bucket.items) for bucket in buckets)
+
+
+def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], ranks: int) -> int:
+    each = 2 * (ranks * (1 + _items(buckets)) + 4 * (2 + _items(buckets)))
+    return -(-each // _PAGE) * _PAGE
+
+
+class Rounds:
+    """The rounds of these buckets among the ranks of a host, and, through its leader, of all hosts."""
+
+    def __init__(
+        self,
+        host: Host,
+        buckets: Sequence[Bucket[torch.dtype]],
+        company: Company,
+        leaders: Leaders | None = None,
+        wire: torch.dtype | None = None,
+    ) -> None:
+        self._host = host
+        self._board = board = host.board
+        self.buckets = tuple(buckets)
+        self._leaders = leaders
+        self._several = len(company.hosts) > 1
+        self._on_first_host = company.hosts[0] == company.mine
+        self._wire = wire
+        self._width = 1 + _items(buckets)
+        self._ones = bytes([1]) * self._width
+        everything = host.memory.everything()[host.begins :]
+        notes = 2 * board.size * self._width
+        whole = host.memory.words(-(-(host.begins + notes) // 8)).cast("B")
+        self._notes = whole[host.begins : host.begins + notes]
+        agreed = everything[notes + (-notes) % 4 :][: 8 * (1 + self._width)]
+        self._agreed = agreed.view(torch.int32).view(2, 1 + self._width)
+        self._inputs: list[list[torch.Tensor]] = []
+        self._results: list[torch.Tensor] = []
+        place = _notes_bytes(buckets, board.size)
+        for bucket in buckets:
+            parts = [
+                everything[place + rank * bucket.nbytes :][: bucket.nbytes].view(bucket.dtype)
+                for rank in range(board.size + 1)
+            ]
+            self._inputs.append(parts[:-1])
+            self._results.append(parts[-1])
+            place += (board.size + 1) * bucket.nbytes
+        # Items are noted in the order of the buckets, so that a bucket's are one stretch.
+        ends = list(accumulate((len(bucket.items) for bucket in buckets), initial=1))
+        self._stretches = list(pairwise(ends))
+        self._closed = False
+        self._round = 0
+        self._says = _GIVES
+        self._base = 0
+        self._entered = self._reduced = 0
+        self._under_way: list[Callable[[], None]] = []  # buckets that travel between the hosts
+
+    # --- places -------------------------------------------------------------------------------------------
+    def given(self, bucket: int) -> torch.Tensor:
+        """Where this rank's part of a bucket goes."""
+        return self._inputs[bucket][self._board.rank]
+
+    def result(self, bucket: int) -> torch.Tensor:
+        """Where a bucket's result is found after the round, until this rank's next one begins."""
+        return self._results[bucket]
+
+    def _row(self, rank: int) -> int:
+        return (self._round % 2 * self._board.size + rank) * self._width
+
+    # --- a round ------------------------------------------------------------------------------------------
+    def begin(self, gives: bool = True, done: bool = False) -> None:
+        """A new round, of which this rank says whether it gives something."""
+        self._round += 1
+        self._says = _IS_DONE if done else _GIVES if gives else _SKIPS
+        self._base = self._board.posted[ENTERED]
+        self._entered = self._reduced = 0
+        self._under_way = []
+
+    @property
+    def entered(self) -> int:
+        """How many buckets of this round have been entered."""
+        return self._entered
+
+    def enter(self, present: Sequence[bool] | None = None) -> None:
+        """The next bucket is in its place; `present`: which of its items this rank has, None for all."""
+        row = self._row(self._board.rank)
+        self._notes[row] = self._says
+        begin, end = self._stretches[self._entered]
+        self._notes[row + begin : row + end] = self._ones[begin:end] if present is None else bytes(present)
+        self._entered += 1
+        self._board.post(ENTERED)
+
+    def advance(self) -> None:
+        """Do what can be done without waiting."""
+        while self._reduced < self._entered and self._board.reached(ENTERED, self._base + self._reduced + 1):
+            self._reduce()
+        self._send_ready_ones()
+
+    def _send_ready_ones(self) -> None:
+        """The leader's part: what all of this host have summed leaves for the other hosts."""
+        if self._leaders is None or self._wire is not None:
+            return
+        while len(self._under_way) < self._reduced:
+            if not self._board.reached(REDUCED, self._base + len(self._under_way) + 1):
+                return
+            self._send_across(self._leaders)
+
+    def finish(self) -> Outcome:
+        """Wait for the others, and make all results; every bucket has been entered."""
+        board = self._board
+        last = self._base + len(self.buckets)
+        while self._reduced < len(self.buckets):
+            board.wait(ENTERED, self._base + self._reduced + 1)
+            self._reduce()
+            self._send_ready_ones()
+        board.wait(REDUCED, last)
+        if not self._several:
+            board.posted[PUBLISHED] += len(self.buckets)
+            return self._tally(last)
+        if self._leaders is not None:
+            self._go_across(self._leaders)
+        board.post(PUBLISHED, len(self.buckets))
+        board.wait(PUBLISHED, last)
+        row = self._agreed[self._round % 2].tolist()
+        items = [bool(number) for number in row[2:]]
+        return Outcome(row[0], None if all(items) else items, row[1])
+
+    def _reduce(self) -> None:
+        number = self._reduced
+        bucket = self.buckets[number]
+        present = self._board.present(self._base + number + 1)
+        itemsize = bucket.nbytes // max(1, bucket.count)
+        left, right = slices(bucket.count, len(present), itemsize)[present.index(self._board.rank)]
+        if bucket.rule == "mean":
+            givers = self._givers(present)
+        else:
+            givers = present[:1] if self._on_first_host else []
+        if left < right:
+            out = self._results[number][left:right]
+            parts = [self._inputs[number][rank][left:right] for rank in givers]
+            if parts:
+                mean = bucket.rule == "mean" and not self._several
+                combine(out, parts, "mean" if mean else "sum", len(parts))
+            else:
+                out.zero_()
+        self._reduced += 1
+        self._board.post(REDUCED)
+
+    def _givers(self, present: Sequence[int]) -> list[int]:
+        return [rank for rank in present if self._notes[self._row(rank)] == _GIVES]
+
+    def _tally(self, last: int) -> Outcome:
+        present = self._board.present(last)
+        givers = self._givers(present)
+        rows = [bytes(self._notes[self._row(rank) :][: self._width]) for rank in givers]
+        if rows and all(row == self._ones for row in rows):
+            return Outcome(len(givers), None, len(present))
+        return Outcome(len(givers), [any(column) for column in zip(*rows, strict=True)][1:], len(present))
+
+    # --- among hosts: the leader's part -------------------------------------------------------------------
+    def _send_across(self, leaders: Leaders) -> None:
+        """Begin to sum the next bucket with the other hosts'."""
+        result = self._results[len(self._under_way)]
+        if self._wire is not None and result.is_floating_point():
+            leaders.all_reduce_narrow(result, self._wire)
+            self._under_way.append(lambda: None)
+        else:
+            self._under_way.append(leaders.begin_all_reduce(result, "sum"))
+
+    def _go_across(self, leaders: Leaders) -> None:
+        """Sum with the other hosts, and write down what all agree on."""
+        while len(self._under_way) < len(self.buckets):
+            self._send_across(leaders)
+        ranks = range(self._board.size)
+        rows = [bytes(self._notes[self._row(rank) :][: self._width]) for rank in self._givers(ranks)]
+        active = sum(self._notes[self._row(rank)] != _IS_DONE for rank in ranks)
+        items = [any(column) for column in zip(*rows, strict=True)][1:] or [False] * (self._width - 1)
+        agreed = self._agreed[self._round % 2]
+        agreed.copy_(torch.tensor([len(rows), active, *items], dtype=torch.int32))
+        leaders.all_reduce(agreed, "sum")
+        for wait in self._under_way:
+            wait()
+        givers = int(agreed[0])
+        for bucket, result in zip(self.buckets, self._results, strict=True):
+            if bucket.rule == "mean" and givers:
+                combine(result, [result], "mean", givers)
+
+    def fail(self, reason: str) -> None:
+        """Tell the others on this host that this rank has failed."""
+        self._board.fail(reason)
+
+    def close(self) -> None:
+        """Leave, and let go of the memory; results stay valid as long as they are held."""
+        if not self._closed:
+            self._closed = True
+            self._board.leave()
+            self._host.close()

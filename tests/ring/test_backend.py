@@ -1,0 +1,50 @@
+"""Plain PyTorch on the backend: processes that know nothing of Argosy but its name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+PROGRAM = Path(__file__).with_name("plain_torch.py")
+
+
+def ranks(size: int, folder: Path, what: str) -> list[tuple[int, str]]:
+    """Exit code and output of every rank."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(rank), str(size), str(folder / "store"), what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_and_data_parallel(size: int, tmp_path: Path) -> None:
+    for code, output in ranks(size, tmp_path, "work"):
+        assert code == 0, output
+        assert "ok" in output
+
+
+def test_a_rank_that_is_killed_is_named_by_all_the_others(tmp_path: Path) -> None:
+    began = time.monotonic()
+    (first, killed, third) = ranks(3, tmp_path, "die")
+    assert killed[0] == -9
+    for code, output in (first, third):
+        assert code == 1
+        assert "TaskLost: lost rank 1: its process has ended" in output
+    assert time.monotonic() - began < 60
