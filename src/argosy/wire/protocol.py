@@ -14,6 +14,7 @@ from argosy.modes import BufferRule, Mode
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.update.decisions import Decision, Status
 from argosy.wire.frames import Dtype
+from argosy.wire.remote_headers import Attach, Attached, Bereft, Detach, Parcel, Reply, Work
 
 PROTOCOL_VERSION = 1
 
@@ -262,4 +263,11 @@ Header: TypeAlias = (
     | Orders
     | NormReport
     | Scale
+    | Attach
+    | Attached
+    | Work
+    | Reply
+    | Parcel
+    | Bereft
+    | Detach
 )

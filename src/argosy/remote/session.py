@@ -1,0 +1,448 @@
+"""One client's work on one task: its values, its templates, its random numbers, and the thread that runs it.
+
+The host's loop hands messages over and parcels in; all else happens in the session's own thread, and in the
+helpers of its graph. What goes wrong stays with the values that depend on it, until the client asks for one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from argosy.errors import WireError
+from argosy.events import say
+from argosy.remote import records as codes
+from argosy.remote.compiled import HEAVY, Compiled
+from argosy.remote.graph import Graph, Group, Step, Value, quiet
+from argosy.remote.packing import pack, unpack
+from argosy.remote.records import Template, dtype_name
+from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
+
+Batch = tuple[list[Any], Sequence[torch.Tensor]]
+
+
+class Outside(Protocol):
+    """What a session needs of its host."""
+
+    task: str
+
+    def device(self, name: str) -> torch.device:
+        """The device of this name; a WireError if this task has none."""
+
+    def answer(self, client: str, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
+        """Send to the client."""
+
+    def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
+        """Send to another task."""
+
+
+class Session:
+    """The state of one client. Made and fed by the host; `close` from anywhere."""
+
+    def __init__(self, client: str, host: Outside, helpers: int) -> None:
+        self.client = client
+        self._host = host
+        self.graph = Graph(helpers)
+        self.graph.on_ready = self._nudge
+        self.values: dict[int, Value] = {}
+        self.templates: dict[int, Compiled] = {}
+        self.generator = torch.Generator()
+        self.counts: Counter[str] = Counter()
+        self.randomness = Value(Group())
+        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._mail = threading.Lock()
+        self._expected: dict[tuple[int, int], tuple[Value, Step, str]] = {}
+        self._early: dict[tuple[int, int], tuple[Parcel, Sequence[torch.Tensor]]] = {}
+        self._lost: set[str] = set()
+        self._waits: list[int] = []
+        self._fault: Fault | None = None
+        self._closed = False
+        self.readers = _readers()
+        self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
+        self._thread.start()
+
+    # --- from the host's loop -----------------------------------------------------------------------------
+    def work(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
+        """A message of the client."""
+        self._inbox.put((records, frames))
+
+    def parcel(self, parcel: Parcel, frames: Sequence[torch.Tensor]) -> None:
+        """A value from another task."""
+        key = (parcel.value, parcel.turn)
+        with self._mail:
+            found = self._expected.pop(key, None)
+            if found is None:
+                self._early[key] = (parcel, frames)
+                return
+        self._fill(found[0], parcel, frames)
+        self.graph.arrive(found[1])
+
+    def bereft(self, task: str) -> None:
+        """A task has gone: what was expected of it fails."""
+        with self._mail:
+            self._lost.add(task)
+            gone = [key for key, (_, _, sender) in self._expected.items() if sender == task]
+            found = [self._expected.pop(key) for key in gone]
+        for value, step, _ in found:
+            value.fault = self._loss(task)
+            self.graph.arrive(step)
+
+    def close(self) -> None:
+        """Stop after the step that is running, and let go of everything."""
+        self._closed = True
+        self._inbox.put(None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until the session's threads have ended."""
+        self._thread.join()
+
+    # --- the session's own thread -------------------------------------------------------------------------
+    def _nudge(self) -> None:
+        self._inbox.put(None)
+
+    def _loop(self) -> None:
+        quiet()
+        try:
+            while not self._closed:
+                if (step := self.graph.take(only_small=not self._inbox.empty())) is not None:
+                    step.run()
+                    self.graph.finish(step)
+                elif self._waits and not self.graph.unfinished:
+                    self._answer_waits()
+                elif (item := self._inbox.get()) is not None:
+                    self.read(*item)
+        except Exception:
+            # Only a client that does not keep to the protocol comes here; it must not take the task with it.
+            say(f"{self._host.task}: client {self.client} is cut off: {traceback.format_exc()}")
+        finally:
+            self._closed = True
+            self.graph.close()
+            self.values.clear()
+            self.templates.clear()
+
+    def read(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
+        """Carry records out, in order: run what can be run, take in what has to wait."""
+        position, end = 0, len(records)
+        templates, values = self.templates, self.values
+        while position < end:
+            number = records[position]
+            if number >= 0:
+                compiled = templates[number]
+                first = position + 3
+                last = first + compiled.inputs
+                self.run(
+                    compiled,
+                    [values[each] for each in records[first:last]],
+                    records[last : last + compiled.floats],
+                    records[position + 1],
+                    records[position + 2],
+                )
+                position += compiled.width
+            else:
+                width, reader = self.readers[number]
+                reader(self, *records[position + 1 : position + width], frames)
+                position += width
+
+    def run(self, compiled: Compiled, inputs: list[Value], floats: list[float], site: int, first: int) -> None:
+        """An operation: now, if it waits for nothing."""
+        outputs = []
+        for number in range(compiled.outputs):
+            view = compiled.views[number]
+            value = Value(Group() if view < 0 else inputs[view].group)
+            self.values[first + number] = value
+            outputs.append(value)
+        graph = self.graph
+        if not graph.unfinished and not compiled.heavy:
+            self.execute(compiled, inputs, outputs, floats, site)
+            return
+        step = Step(lambda: self.execute(compiled, inputs, outputs, floats, site), compiled.heavy)
+        writes = [inputs[each] for each in compiled.mutates]
+        reads = inputs
+        if compiled.random:
+            reads, writes = [*inputs, self.randomness], [*writes, self.randomness]
+        self.submit(step, reads, writes, outputs)
+
+    def submit(
+        self, step: Step, reads: Sequence[Value], writes: Sequence[Value], outputs: Sequence[Value] = ()
+    ) -> None:
+        """Run a step now or when its time has come."""
+        if self.graph.add(step, reads, writes):
+            step.run()
+            return
+        for value in outputs:
+            value.maker = step
+            if value.group.writer is None and value.group not in [each.group for each in reads]:
+                value.group.writer = step
+
+    def execute(
+        self,
+        compiled: Compiled,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        floats: Sequence[float],
+        site: int,
+    ) -> None:
+        """Run an operation; its outputs, and what it writes to, hold the result or the fault."""
+        tensors = []
+        for value in inputs:
+            if value.fault is not None or value.group.fault is not None:
+                self._fail(value.fault or value.group.fault, inputs, compiled.mutates, outputs)
+                return
+            tensors.append(value.tensor)
+        began = time.perf_counter()
+        try:
+            results = compiled.call(tensors, floats, self.generator)
+        except Exception as error:
+            fault = self.fault_of(compiled.name, site, error)
+            self._fail(fault, inputs, compiled.mutates, outputs)
+            return
+        compiled.heavy = time.perf_counter() - began > HEAVY
+        for value, tensor in zip(outputs, results, strict=True):
+            value.tensor = tensor
+
+    def fault_of(self, operation: str, site: int, error: Exception) -> Fault:
+        """What the client is told of an exception here; the first one is kept for who asks whether all went well."""
+        lines = traceback.format_exception(error)
+        fault = Fault(self._host.task, operation, site, type(error).__name__, str(error), "".join(lines))
+        if self._fault is None:
+            self._fault = fault
+        return fault
+
+    def _loss(self, task: str) -> Fault:
+        return Fault(task, "", -1, "TaskLost", f"{task} has gone, and with it what it was to send", lost=True)
+
+    @staticmethod
+    def _fail(
+        fault: Fault | None, inputs: Sequence[Value], mutates: Sequence[int], outputs: Sequence[Value]
+    ) -> None:
+        for value in outputs:
+            value.fault = fault
+        for position in mutates:
+            inputs[position].group.fault = fault
+
+    # --- records other than operations --------------------------------------------------------------------
+    def define(self, wire: Any, _: Sequence[torch.Tensor]) -> None:
+        """DEFINE"""
+        try:
+            template = msgspec.convert(wire, Template)
+        except msgspec.ValidationError as error:
+            raise WireError(f"template: {error}") from None
+        self.templates[template.number] = Compiled(template, self._host.device(template.device))
+
+    def put(self, value: int, packing: Any, frame: int, count: int, frames: Sequence[torch.Tensor]) -> None:
+        """PUT"""
+        made = self.values[value] = Value(Group())
+        made.tensor = unpack(msgspec.convert(packing, Packing), frames[frame : frame + count])
+
+    def send(self, value: int, task: str, there: int, site: int, _: Sequence[torch.Tensor]) -> None:
+        """SEND"""
+        self.hand_over(self.values[value], task, there, 0, site)
+
+    def hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
+        """Give a value to another task, when it is there."""
+        self.submit(Step(lambda: self._hand_over(value, task, there, turn, site)), [value], [])
+
+    def _hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
+        fault = value.fault or value.group.fault
+        packing: Packing | None = None
+        frames: list[torch.Tensor] = []
+        if fault is None:
+            try:
+                packing, frames = pack(value.tensor)
+            except Exception as error:
+                fault = self.fault_of("send", site, error)
+        self._host.forward(task, Parcel(self.client, there, turn, packing, fault), frames)
+
+    def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
+        """EXPECT"""
+        self.await_parcel(value, task, 0)
+
+    def await_parcel(self, number: int, task: str, turn: int) -> None:
+        """A value that another task sends, perhaps already has sent."""
+        step = Step(_nothing)
+        value = self.values[number] = Value(Group(step), step)
+        with self._mail:
+            early = self._early.pop((number, turn), None)
+            if early is None and task not in self._lost:
+                self.graph.expect(step)
+                self._expected[number, turn] = (value, step, task)
+                return
+        step.done = True
+        if early is not None:
+            self._fill(value, *early)
+        else:
+            value.fault = self._loss(task)
+
+    def _fill(self, value: Value, parcel: Parcel, frames: Sequence[torch.Tensor]) -> None:
+        value.fault = parcel.fault
+        if parcel.fault is None:
+            try:
+                if parcel.packing is None:
+                    raise WireError("parcel: expected a tensor or a fault, got neither")
+                value.tensor = unpack(parcel.packing, frames)
+            except Exception as error:
+                value.fault = self.fault_of("receive", -1, error)
+
+    def fetch(self, request: int, wanted: list[int], _: Sequence[torch.Tensor]) -> None:
+        """FETCH"""
+        values = [self.values[each] for each in wanted]
+        self.submit(Step(lambda: self._fetch(request, values)), values, [])
+
+    def _fetch(self, request: int, values: Sequence[Value]) -> None:
+        packings, frames = [], []
+        for value in values:
+            fault = value.fault or value.group.fault
+            if fault is None:
+                try:
+                    packing, bytes_of_it = pack(value.tensor)
+                except Exception as error:
+                    fault = self.fault_of("fetch", -1, error)
+            if fault is not None:
+                self._host.answer(self.client, Reply(request, [], fault))
+                return
+            packings.append(packing)
+            frames += bytes_of_it
+        self._host.answer(self.client, Reply(request, packings), frames)
+
+    def probe(
+        self,
+        request: int,
+        number: int,
+        first: int,
+        site: int,
+        inputs: list[int],
+        floats: list[float],
+        _: Sequence[torch.Tensor],
+    ) -> None:
+        """PROBE"""
+        compiled = self.templates[number]
+        values = [self.values[each] for each in inputs]
+        writes = [values[each] for each in compiled.mutates]
+        reads: Sequence[Value] = values
+        if compiled.random:
+            reads, writes = [*values, self.randomness], [*writes, self.randomness]
+        self.submit(
+            Step(lambda: self._probe(request, compiled, values, floats, first, site)), reads, writes
+        )
+
+    def _probe(
+        self, request: int, compiled: Compiled, inputs: list[Value], floats: list[float], first: int, site: int
+    ) -> None:
+        tensors = [value.tensor for value in inputs]
+        failed = next((f for v in inputs if (f := v.fault or v.group.fault) is not None), None)
+        results: list[Any] = []
+        if failed is None:
+            try:
+                for number, output in enumerate(compiled.call(tensors, floats, self.generator)):
+                    results.append(self._describe(output, tensors))
+                    if isinstance(output, torch.Tensor):
+                        alias = results[-1][5]
+                        value = Value(Group() if alias < 0 else inputs[alias].group)
+                        value.tensor = output
+                        self.values[first + number] = value
+            except Exception as error:
+                failed = self.fault_of(compiled.name, site, error)
+                self._fault = None  # the client is told at once
+        self._host.answer(self.client, Reply(request, [] if failed else results, failed))
+
+    @staticmethod
+    def _describe(output: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        if not isinstance(output, torch.Tensor):
+            if output is not None and not isinstance(output, bool | int | float):
+                raise TypeError(f"a result that cannot travel: {type(output).__name__}")
+            return ["v", output]
+        if output.layout is not torch.strided or output.is_quantized:
+            raise TypeError(f"a tensor that remote devices do not know: {output.layout}, {output.dtype}")
+        memory = output.untyped_storage()._cdata
+        shared = [n for n, each in enumerate(inputs) if each.untyped_storage()._cdata == memory]
+        return [
+            "t",
+            dtype_name(output.dtype),
+            list(output.shape),
+            list(output.stride()),
+            output.storage_offset(),
+            shared[0] if shared else -1,
+            [output.is_conj(), output.is_neg()],
+        ]
+
+    def seed(self, seed: int, _: Sequence[torch.Tensor]) -> None:
+        """SEED"""
+        step = Step(lambda: _seed(self.generator, seed))
+        self.submit(step, [self.randomness], [self.randomness])
+
+    def drop(self, values: list[int], _: Sequence[torch.Tensor]) -> None:
+        """DROP"""
+        for each in values:
+            self.values.pop(each, None)
+
+    def forget(self, _: Sequence[torch.Tensor]) -> None:
+        """FORGET"""
+        self._sum_up()
+        self.templates.clear()
+
+    def _sum_up(self) -> None:
+        for compiled in self.templates.values():
+            if compiled.runs:
+                self.counts[compiled.name] += compiled.runs
+                compiled.runs = 0
+
+    def report(self, request: int, _: Sequence[torch.Tensor]) -> None:
+        """REPORT"""
+        self._sum_up()
+        values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
+        memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
+        results = [dict(self.counts), len(self.values), sum(memory.values())]
+        self._host.answer(self.client, Reply(request, results))
+
+    def wait(self, request: int, _: Sequence[torch.Tensor]) -> None:
+        """WAIT"""
+        self._waits.append(request)
+        if not self.graph.unfinished:
+            self._answer_waits()
+
+    def _answer_waits(self) -> None:
+        fault, self._fault = self._fault, None
+        for request in self._waits:
+            self._host.answer(self.client, Reply(request, [], fault))
+        self._waits.clear()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _seed(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed)
+
+
+Reader = tuple[int, Callable[..., None]]
+
+
+def _readers() -> dict[int, Reader]:
+    """What each record is read by, and how long it is."""
+    return {
+        codes.DEFINE: (2, Session.define),
+        codes.PUT: (5, Session.put),
+        codes.SEND: (5, Session.send),
+        codes.EXPECT: (3, Session.expect),
+        codes.FETCH: (3, Session.fetch),
+        codes.PROBE: (7, Session.probe),
+        codes.SEED: (2, Session.seed),
+        codes.DROP: (2, Session.drop),
+        codes.FORGET: (1, Session.forget),
+        codes.REPORT: (2, Session.report),
+        codes.WAIT: (2, Session.wait),
+    }
