@@ -25,15 +25,26 @@ MAY_IMPORT = {
     # The wire carries layouts and decisions, which are plain data: these modules of other parts, no more.
     "wire": {"errors", "modes", "cluster", "store.layout", "update.decisions"},
     "store": {"errors", "events", "modes", "cluster", "update", "wire"},
-    "replica": {"errors", "events", "modes", "cluster", "update.decisions", "wire", "store", "session"},
-    "session": {"errors", "events", "modes", "replica"},
+    "replica": {
+        "errors",
+        "events",
+        "modes",
+        "cluster",
+        "update.decisions",
+        "wire",
+        "store",
+        "session",
+        "hooks",
+    },
+    "session": {"errors", "events", "modes", "replica", "hooks"},
+    "hooks": {"errors", "events", "modes", "session"},
     "launch": {"errors", "events", "modes", "cluster"},
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},
     "cli": {"errors", "events", "modes", "cluster", "launch", "datasets", "store.status", "bench"},
     "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
-    "argosy": {"errors", "modes", "cluster", "replica", "session", "store"},
+    "argosy": {"errors", "modes", "cluster", "replica", "session", "store", "hooks"},
 }
 # No input or output, no clock, no chance, no tensors: decisions only.
 PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
@@ -88,6 +99,7 @@ def test_the_public_names_are_these() -> None:
         "TaskLost",
         "Verdict",
         "WaitTimeout",
+        "hooks",
         "join",
     ]
     assert argosy.__all__ == expected

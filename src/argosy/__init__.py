@@ -17,20 +17,29 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from argosy import hooks as hooks
     from argosy.cluster.spec import ClusterSpec as ClusterSpec
     from argosy.errors import ArgosyError as ArgosyError
     from argosy.errors import ConfigError as ConfigError
     from argosy.errors import JobFailed as JobFailed
     from argosy.errors import ModelMismatch as ModelMismatch
+    from argosy.errors import RemoteError as RemoteError
     from argosy.errors import TaskLost as TaskLost
     from argosy.errors import WaitTimeout as WaitTimeout
     from argosy.modes import Async as Async
     from argosy.modes import Ring as Ring
     from argosy.modes import Sync as Sync
+    from argosy.remote.capture import capture as capture
+    from argosy.remote.client import Client as Client
+    from argosy.remote.connecting import connect as connect
+    from argosy.remote.scopes import device as device
+    from argosy.remote.tensors import fetch as fetch
+    from argosy.remote.tensors import place as place
     from argosy.replica.exchange import Verdict as Verdict
     from argosy.replica.replica import Replica as Replica
     from argosy.replica.replica import join as join
     from argosy.replica.serving import Server as Server
+    from argosy.replica.serving import create_local_server as create_local_server
     from argosy.session.session import Session as Session
     from argosy.store.placement import Greedy as Greedy
     from argosy.store.placement import RoundRobin as RoundRobin
@@ -39,11 +48,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArgosyError": "argosy.errors",
     "Async": "argosy.modes",
+    "Client": "argosy.remote.client",
     "ClusterSpec": "argosy.cluster.spec",
     "ConfigError": "argosy.errors",
     "Greedy": "argosy.store.placement",
     "JobFailed": "argosy.errors",
     "ModelMismatch": "argosy.errors",
+    "RemoteError": "argosy.errors",
     "Replica": "argosy.replica.replica",
     "Ring": "argosy.modes",
     "RoundRobin": "argosy.store.placement",
@@ -54,7 +65,14 @@ _HOMES = {
     "TaskLost": "argosy.errors",
     "Verdict": "argosy.replica.exchange",
     "WaitTimeout": "argosy.errors",
+    "capture": "argosy.remote.capture",
+    "connect": "argosy.remote.connecting",
+    "create_local_server": "argosy.replica.serving",
+    "device": "argosy.remote.scopes",
+    "fetch": "argosy.remote.tensors",
+    "hooks": "argosy",
     "join": "argosy.replica.replica",
+    "place": "argosy.remote.tensors",
 }
 
 __all__ = sorted(_HOMES)
@@ -68,7 +86,9 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'argosy' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    value = import_module(f"argosy.{name}") if home == "argosy" else getattr(import_module(home), name)
+    globals()[name] = value
     return value
 
 

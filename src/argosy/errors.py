@@ -7,6 +7,7 @@
     ├── TaskLost           a task that the job cannot do without has gone
     ├── JobFailed          another task failed first; names it and its error
     ├── RemoteError        an operation failed on the task that ran it
+    ├── HookFailed         a hook raised an error; names the hook, with its error as the cause
     └── WireError          bytes that are not a message of ours
 
 Each message is one line: what is wrong, where, what was expected, what came, and the remedy. The parts are
@@ -70,7 +71,9 @@ class JobFailed(ArgosyError):
 
 
 class RemoteError(ArgosyError, RuntimeError):
-    """`operation` failed on `task`: `reason`. `created` is the client's stack, `trace` the task's traceback."""
+    """`operation` failed on `task`: `reason`. `created` is the client's stack, `trace` the task's
+    traceback.
+    """
 
     def __init__(self, task: str, operation: str, reason: str, created: str = "", trace: str = "") -> None:
         self.task = task
@@ -81,6 +84,14 @@ class RemoteError(ArgosyError, RuntimeError):
         text = f"{operation} failed on {task}: {reason}"
         text += f"\nmade by the client at\n{created}" if created else ""
         super().__init__(text + (f"\non {task}\n{trace}" if trace else ""))
+
+
+class HookFailed(ArgosyError):
+    """The hook `hook` raised an error, which is the cause of this one."""
+
+    def __init__(self, hook: str, step: int, error: BaseException) -> None:
+        self.hook = hook
+        super().__init__(f"the hook {hook} failed at step {step}: {type(error).__name__}: {error}")
 
 
 class WireError(ArgosyError):

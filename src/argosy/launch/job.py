@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from argosy.cluster.discover import discover
@@ -36,6 +36,10 @@ PRELOAD: tuple[str, ...] = (
     "argosy.wire.unix_channel",
     "argosy.wire.zmq_channel",
 )
+_PRELOAD_TO_SERVE = ("torch", "torch._dynamo", "argosy.remote.connecting", "argosy.remote.host")
+# What every task of a cluster that serves runs: it serves, or is the client.
+_SERVING_SCRIPT = Path(__file__).with_name("serving.py")
+CLIENT = Task("client", 0)
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,15 @@ class JobSpec:
     log_dir: Path | None = None
     python_flags: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = PRELOAD
+    # The tasks serve their devices, and one more, the client, runs the script.
+    serve: bool = False
 
     def __post_init__(self) -> None:
         if not self.script.is_file():
             why = "is not a file" if self.script.exists() else "does not exist"
             raise ConfigError("SCRIPT", "a Python file", f"{str(self.script)!r}, which {why}")
         _at_least("--ps", self.servers, 0)
-        _at_least("--workers", self.workers, 1)
+        _at_least("--workers", self.workers, 0 if self.serve and self.servers else 1)
         if self.threads is not None:
             _at_least("--threads", self.threads, 1)
 
@@ -68,7 +74,12 @@ class JobSpec:
     def tasks(self) -> tuple[Task, ...]:
         """Every task, servers first."""
         servers = tuple(Task("ps", index) for index in range(self.servers))
-        return servers + tuple(Task("worker", index) for index in range(self.workers))
+        workers = tuple(Task("worker", index) for index in range(self.workers))
+        return servers + workers + ((CLIENT,) if self.serve else ())
+
+    def listens(self, task: Task) -> bool:
+        """Whether others connect to a task."""
+        return task != CLIENT if self.serve else task.job == "ps"
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -81,10 +92,25 @@ class TaskPlan:
     """One process to start."""
 
     task: Task
-    address: Address
+    address: Address | None
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     error_file: Path
+
+
+def serving(job: JobSpec) -> JobSpec:
+    """The same tasks as a cluster that serves its devices, and the script as its client."""
+    if job.settings:
+        raise ConfigError(f"--{next(iter(job.settings))}", "no mode together with --serve", "one")
+    return replace(
+        job,
+        script=_SERVING_SCRIPT,
+        args=(str(job.script), *job.args),
+        # The script lies among the package's modules, whose names must not hide those of other packages.
+        python_flags=("-P", *job.python_flags),
+        preload=None if job.preload is None else _PRELOAD_TO_SERVE,
+        serve=True,
+    )
 
 
 def _at_least(option: str, number: int, least: int) -> None:
@@ -95,7 +121,7 @@ def _at_least(option: str, number: int, least: int) -> None:
 def describe_cluster(addresses: Mapping[Task, Address]) -> ClusterSpec:
     """The cluster of these tasks; a job without tasks is left out."""
     jobs: dict[str, list[str]] = {}
-    for task in sorted(addresses):
+    for task in sorted(task for task in addresses if task != CLIENT):
         jobs.setdefault(task.job, []).append(str(addresses[task]))
     return ClusterSpec(jobs)
 
@@ -106,7 +132,7 @@ def plan_task(
     """What to run as `task`, on top of the environment `environ`."""
     return TaskPlan(
         task,
-        cluster.address(task),
+        None if task == CLIENT else cluster.address(task),
         (sys.executable, *job.python_flags, *job.command),
         task_environ(job, cluster, task, environ, cores) | {ERROR_FILE: str(error_file)},
         error_file,
@@ -117,11 +143,9 @@ def task_environ(
     job: JobSpec, cluster: ClusterSpec, task: Task, environ: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     """The environment of a task: what all of them share, and who it is."""
-    settings = dict(job.settings) | {
-        "cluster": json.dumps(cluster.as_dict()),
-        "job_name": task.job,
-        "task_index": str(task.index),
-    }
+    settings = dict(job.settings) | {"cluster": json.dumps(cluster.as_dict())}
+    if task != CLIENT:
+        settings |= {"job_name": task.job, "task_index": str(task.index)}
     return shared_environ(job, environ, cores) | {
         variable(setting): value for setting, value in settings.items()
     }
@@ -142,6 +166,6 @@ def _threads(job: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, 
 
 def check(job: JobSpec, cluster: ClusterSpec, environ: Mapping[str, str]) -> None:
     """Raise the ConfigError that every task would raise, before any of them starts."""
-    for name in ("ps", "worker"):
+    for name in () if job.serve else ("ps", "worker"):
         for task in list(cluster.tasks(name))[:1]:
             discover({}, task_environ(job, cluster, task, environ, cores=1))

@@ -18,7 +18,7 @@ from argosy.cluster.spec import Task
 from argosy.errors import USAGE_EXIT_CODE
 from argosy.launch import cause
 from argosy.launch.guard import Guard
-from argosy.launch.job import JobSpec, TaskPlan, check, describe_cluster, plan_task
+from argosy.launch.job import CLIENT, JobSpec, TaskPlan, check, describe_cluster, plan_task
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
 from argosy.launch.process import TaskProcess
@@ -29,6 +29,7 @@ from argosy.launch.supervise import (
     Ended,
     Event,
     Interrupted,
+    Limits,
     Say,
     Supervisor,
     Tick,
@@ -46,7 +47,7 @@ def run(job: JobSpec) -> int:
     """Start every task, wait for the end, and report. Raises ConfigError before anything starts."""
     _fill_standard_streams()
     with ExitStack() as stack:
-        ports = stack.enter_context(Ports(job.tasks))
+        ports = stack.enter_context(Ports(job.tasks, job.listens))
         cluster = describe_cluster(ports.addresses)
         check(job, cluster, os.environ)
         # From here on there is something to clear away, which no signal may come in between of.
@@ -64,7 +65,7 @@ def run(job: JobSpec) -> int:
             ]
             if (interrupt := starter.wait_until_ready(signals)) is not None:
                 return exit_status(-interrupt)
-            with Run(plans, screen, signals) as live:
+            with Run(plans, screen, signals, serve=job.serve) as live:
                 live.start(starter, ports, workspace)
                 starter.close()
                 live.until_over()
@@ -76,8 +77,12 @@ def run(job: JobSpec) -> int:
 class Run:
     """The tasks of a job while they live."""
 
-    def __init__(self, plans: Sequence[TaskPlan], screen: Screen, signals: Signals) -> None:
-        self.supervisor = Supervisor(plan.task for plan in plans)
+    def __init__(
+        self, plans: Sequence[TaskPlan], screen: Screen, signals: Signals, *, serve: bool = False
+    ) -> None:
+        # Tasks that serve never end by themselves: they are ended with their client.
+        limits, leader = (Limits(servers=0.0), CLIENT.job) if serve else (Limits(), "worker")
+        self.supervisor = Supervisor((plan.task for plan in plans), limits, leader)
         self.screen = screen
         self.logs: dict[Task, TaskLog] = {}
         self._plans = plans
@@ -114,7 +119,8 @@ class Run:
                 Stream(process.stdout, partial(self._relay, task, False)),
                 Stream(process.stderr, partial(self._relay, task, True)),
             ]
-            self.screen.say(f"started {task} pid {process.pid} at {plan.address}")
+            where = "" if plan.address is None else f" at {plan.address}"
+            self.screen.say(f"started {task} pid {process.pid}{where}")
 
     def until_over(self) -> None:
         """Carry the supervisor's decisions out until nothing is left to wait for."""

@@ -6,7 +6,7 @@ A port that is looked up, released and bound again by the task may be somebody e
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from argosy.cluster.spec import Address, Task
@@ -15,14 +15,19 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
 
 
+def _serves(task: Task) -> bool:
+    return task.job == "ps"
+
+
 class Ports:
     """A bound socket a task. A server's one listens already, so that nobody who connects early is refused."""
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
+    def __init__(self, tasks: Iterable[Task], listens: Callable[[Task], bool] = _serves) -> None:
         self._sockets: dict[Task, socket.socket] = {}
+        self._listens = listens
         try:
             for task in tasks:
-                self._sockets[task] = _bind(listen=task.job == "ps")
+                self._sockets[task] = _bind(listen=listens(task))
         except OSError:
             self.close()
             raise
@@ -37,7 +42,7 @@ class Ports:
 
         The launcher must not keep it: a connection to a dead server would be accepted by nobody, in silence.
         """
-        return self._sockets.pop(task) if task.job == "ps" else None
+        return self._sockets.pop(task) if self._listens(task) else None
 
     def close(self) -> None:
         """Release what was not taken."""

@@ -126,7 +126,9 @@ class Client:
             while missing := [text for name, text in names.items() if name not in self._arrivals]:
                 now = time.monotonic()
                 if now >= deadline:
-                    raise WaitTimeout(f"only {len(names) - len(missing)} of {len(names)} tasks arrived", missing, wait)
+                    raise WaitTimeout(
+                        f"only {len(names) - len(missing)} of {len(names)} tasks arrived", missing, wait
+                    )
                 if now >= notice:
                     say_waiting(", ".join(missing), now - began)
                     notice = now + NOTICE_EVERY
@@ -194,7 +196,11 @@ class Client:
         if fault.lost:
             raise TaskLost(fault.task, "a value that was waited for depended on it")
         raise RemoteError(
-            fault.task, fault.operation, f"{fault.kind}: {fault.message}", sites.describe(fault.site), fault.trace
+            fault.task,
+            fault.operation,
+            f"{fault.kind}: {fault.message}",
+            sites.describe(fault.site),
+            fault.trace,
         )
 
     def fetch(self, tensors: Sequence[Any]) -> list[torch.Tensor]:
@@ -227,7 +233,9 @@ class Client:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> tuple[list[Output], int]:
-        """Run an operation whose results only the task can tell; what they are, and the number of the first."""
+        """Run an operation whose results only the task can tell; what they are, and the number of the
+        first.
+        """
         template = recipe.templates.get(device)
         if template is None:
             template = self.define(recipe, device, args, kwargs)
@@ -240,7 +248,9 @@ class Client:
         self.flush()
         message = self._wait(answer)
         if len(message.header.results) > _ROOM:
-            raise RemoteError(device.post.name, recipe.name, f"more than {_ROOM} results", sites.describe(site), "")
+            raise RemoteError(
+                device.post.name, recipe.name, f"more than {_ROOM} results", sites.describe(site), ""
+            )
         return [_output(wire) for wire in message.header.results], first
 
     def synchronize(self) -> None:
@@ -326,7 +336,9 @@ class Client:
         have = ", ".join(k for t, k in self._devices if t == task)
         wanted = f"{task}/{kind}"
         if not self._soft:
-            raise ConfigError("device", f"one that {task} has: {have}", wanted, "or connect(allow_soft_placement=True)")
+            raise ConfigError(
+                "device", f"one that {task} has: {have}", wanted, "or connect(allow_soft_placement=True)"
+            )
         fallback = self._devices.get((task, "cpu:0"))
         assert fallback is not None
         if wanted not in self._softened:

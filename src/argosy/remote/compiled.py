@@ -121,7 +121,7 @@ class Compiled:
             got = (tuple(output.shape), dtype_name(output.dtype))
             if got != (result.shape, result.dtype):
                 raise RuntimeError(
-                    f"{self.name}: output {number} was expected to be {result.dtype} of {list(result.shape)}, "
+                    f"{self.name}: expected output {number} to be {result.dtype} of {list(result.shape)}, "
                     f"and is {got[1]} of {list(got[0])}"
                 )
             if not _same_strides(output, result.stride):

@@ -1,7 +1,8 @@
 """Every operation on a remote tensor, and every one inside a `device` scope, comes through `dispatch`.
 
-Called by torch below autograd, tens of thousands of times a second: the common case is short, and what happens
-once for a signature is kept in a recipe. Nothing here waits, except for operations that only running can tell of.
+Called by torch below autograd, tens of thousands of times a second: the common case is short, and what
+happens once for a signature is kept in a recipe. Nothing here waits, except for operations that only running
+can tell of.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ scope = _Scope()
 
 
 class RemoteTensor(torch.Tensor):
-    """A tensor on a device of the cluster. It has a shape and a dtype here; its values come when asked for."""
+    """A tensor on a device of the cluster. It has a shape and a dtype here; its values come when asked
+    for.
+    """
 
     handle: Handle
     __torch_function__ = torch._C._disabled_torch_function_impl

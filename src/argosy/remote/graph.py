@@ -1,9 +1,9 @@
 """Which operation may run when: a count of what each still waits for, and queues of those that wait no more.
 
-An operation waits for the writer of each tensor that it reads, and a writer for the readers before it, so that
-views and in-place operations mean what they mean in a program that runs line by line. Tensors that share memory
-share a `Group`. One thread, the session's own, adds operations and runs the small ones as they come; those that
-are known to take long may be taken by helpers meanwhile.
+An operation waits for the writer of each tensor that it reads, and a writer for the readers before it, so
+that views and in-place operations mean what they mean in a program that runs line by line. Tensors that
+share memory share a `Group`. One thread, the session's own, adds operations and runs the small ones as they
+come; those that are known to take long may be taken by helpers meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _MANY = 64
 
 
 class Group:
-    """Memory that several values may share: who writes to it, who has read since, and what went wrong with it."""
+    """Memory that several values may share: who writes to it, who has read since, and what went wrong
+    with it.
+    """
 
     __slots__ = ("fault", "readers", "writer")
 

@@ -1,4 +1,5 @@
-"""What a client knows of a value on a task: its number, its shape, its device, and whom it shares memory with.
+"""What a client knows of a value on a task: its number, its shape, its device, and whom it shares memory
+with.
 
 A `Handle` that nobody holds any more tells its client, and the task frees the memory with the next message.
 """
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Meta:
-    """Shape, strides and dtype. There is one object for each that is in use, so they are compared by identity."""
+    """Shape, strides and dtype. There is one object for each that is in use, so they are compared by
+    identity.
+    """
 
     __slots__ = ("bits", "dtype", "nbytes", "shape", "stride")
 

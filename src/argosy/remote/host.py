@@ -1,4 +1,5 @@
-"""A task that is driven by clients: takes their work in, gives their sessions what is theirs, sends parcels on.
+"""A task that is driven by clients: takes their work in, gives their sessions what is theirs, sends parcels
+on.
 
 One thread reads the socket; each client has a session with a thread of its own. Whoever sends on the socket
 looks at once for what has come meanwhile, as ZeroMQ's descriptor tells of changes only.
@@ -39,13 +40,21 @@ class Host:
     """Serves a task's devices from when it is made, in threads, until `close`."""
 
     def __init__(
-        self, cluster: ClusterSpec, task: Task, listener: ZmqListener, devices: Sequence[str], helpers: int = 1
+        self,
+        cluster: ClusterSpec,
+        task: Task,
+        listener: ZmqListener,
+        devices: Sequence[str],
+        *,
+        helpers: int = 1,
+        wants_foreign: bool = False,
     ) -> None:
         self.task = str(task)
         self._cluster = cluster
         self._listener = listener
         self._devices = tuple(devices)
         self._helpers = helpers
+        self._wants_foreign = wants_foreign
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._peers: dict[str, Peer] = {}
@@ -122,7 +131,7 @@ class Host:
                 session.bereft(header.task)
         elif isinstance(header, Detach):
             self._depart(Departure(peer))
-        else:
+        elif self._wants_foreign:
             self.foreign.put(Delivery(peer, message))
 
     def _session_of(self, peer: Peer) -> Session | None:
@@ -145,7 +154,7 @@ class Host:
             session = self._sessions.pop(client)
             session.close()
             self._ended = [each for each in self._ended if each.alive] + [session]
-        else:
+        elif self._wants_foreign:
             self.foreign.put(arrival)
 
     # --- the end ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Names of devices, whole or in part, in any of TensorFlow's spellings. Pure.
 
-`/job:worker/task:1/cpu:0`, `/job:worker/replica:0/task:1`, `/device:GPU:0`, `/gpu:0`, `cpu`: what a name leaves
-out comes from the scope around it, and at last from the task that the client was connected to.
+`/job:worker/task:1/cpu:0`, `/job:worker/replica:0/task:1`, `/device:GPU:0`, `/gpu:0`, `cpu`: what a name
+leaves out comes from the scope around it, and at last from the task that the client was connected to.
 """
 
 from __future__ import annotations

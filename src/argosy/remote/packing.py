@@ -59,7 +59,9 @@ def frame_count(packing: Packing) -> int:
 
 
 def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor; everything is checked against what came. It lies in the memory of the frame if that is one."""
+    """The tensor; everything is checked against what came. It lies in the memory of the frame if that is
+    one.
+    """
     dtype = dtype_of(packing.dtype)
     if len(packing.shape) != len(packing.stride) or any(frame.dtype != torch.uint8 for frame in frames):
         raise WireError(f"tensor: expected a stride a dimension and bytes, got {packing}")

@@ -55,7 +55,9 @@ class Placer:
     def copy(self, handle: Handle, device: Device) -> Handle:
         """A copy of a value on another device; the same one again until the value is written to."""
         if handle.device.client is not device.client:
-            raise RuntimeError(f"a tensor of another client: it lies on {handle.device}, through another connection")
+            raise RuntimeError(
+                f"a tensor of another client: it lies on {handle.device}, through another connection"
+            )
         known = handle.copies.get(device) if handle.copies is not None else None
         if known is not None and known[0] == handle.memory.version:
             return known[1]

@@ -1,7 +1,7 @@
 """A client's way to one task: a batch of records that grows until it is sent.
 
-Any thread of the client may add; the client's lock keeps records whole and in order. A batch leaves when it is
-large, when somebody waits for a value, or a moment later by itself.
+Any thread of the client may add; the client's lock keeps records whole and in order. A batch leaves when it
+is large, when somebody waits for a value, or a moment later by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from argosy.wire.remote_headers import Work
 if TYPE_CHECKING:
     from argosy.remote.link import Link
 
-# So many items make a batch: about a hundred and fifty operations, small enough to keep a task busy meanwhile.
+# So many items make a batch: about a hundred and fifty operations, small enough to keep a task busy
+# meanwhile.
 LARGE = 1000
 _LARGE_BYTES = 4 * 2**20
 

@@ -60,7 +60,9 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Template(msgspec.Struct, frozen=True, array_like=True):
-    """An operation, ready to be run with tensors and floats; `results` is None where only running it tells."""
+    """An operation, ready to be run with tensors and floats; `results` is None where only running it
+    tells.
+    """
 
     number: int
     operation: str

@@ -1,4 +1,6 @@
-"""`argosy.device`: the operations inside run on the device that it names, and factories make tensors there."""
+"""`argosy.device`: the operations inside run on the device that it names, and factories make tensors
+there.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ class _Mode(TorchDispatchMode):
 class device:  # noqa: N801
     """`with argosy.device("/job:worker/task:0"):` runs what is inside there, in this thread.
 
-    Scopes nest, and a name may leave out what the scope around it says. `None` stands for no device: inside it,
-    ordinary tensors are ordinary, and operations run where most of their input is. Also a decorator.
+    Scopes nest, and a name may leave out what the scope around it says. `None` stands for no device: inside
+    it, ordinary tensors are ordinary, and operations run where most of their input is. Also a decorator.
     """
 
     def __init__(self, name: str | None, client: Client | None = None) -> None:

@@ -156,7 +156,9 @@ class Session:
                 reader(self, *records[position + 1 : position + width], frames)
                 position += width
 
-    def run(self, compiled: Compiled, inputs: list[Value], floats: list[float], site: int, first: int) -> None:
+    def run(
+        self, compiled: Compiled, inputs: list[Value], floats: list[float], site: int, first: int
+    ) -> None:
         """An operation: now, if it waits for nothing."""
         outputs = []
         for number in range(compiled.outputs):
@@ -214,7 +216,9 @@ class Session:
             value.tensor = tensor
 
     def fault_of(self, operation: str, site: int, error: Exception) -> Fault:
-        """What the client is told of an exception here; the first one is kept for who asks whether all went well."""
+        """What the client is told of an exception here; the first one is kept for who asks whether all
+        went well.
+        """
         lines = traceback.format_exception(error)
         fault = Fault(self._host.task, operation, site, type(error).__name__, str(error), "".join(lines))
         if self._fault is None:
@@ -334,12 +338,16 @@ class Session:
         reads: Sequence[Value] = values
         if compiled.random:
             reads, writes = [*values, self.randomness], [*writes, self.randomness]
-        self.submit(
-            Step(lambda: self._probe(request, compiled, values, floats, first, site)), reads, writes
-        )
+        self.submit(Step(lambda: self._probe(request, compiled, values, floats, first, site)), reads, writes)
 
     def _probe(
-        self, request: int, compiled: Compiled, inputs: list[Value], floats: list[float], first: int, site: int
+        self,
+        request: int,
+        compiled: Compiled,
+        inputs: list[Value],
+        floats: list[float],
+        first: int,
+        site: int,
     ) -> None:
         tensors = [value.tensor for value in inputs]
         failed = next((f for v in inputs if (f := v.fault or v.group.fault) is not None), None)

@@ -15,7 +15,12 @@ import torch
 
 import argosy
 
-_FOREIGN = (str(Path(torch.__file__).parent), str(Path(argosy.__file__).parent), "<frozen", "<__array_function")
+_FOREIGN = (
+    str(Path(torch.__file__).parent),
+    str(Path(argosy.__file__).parent),
+    "<frozen",
+    "<__array_function",
+)
 # How far a stack is followed down, and how many of the user's frames are kept.
 _DEPTH = 40
 _KEPT = 4

@@ -114,7 +114,10 @@ def _tolist(self: RemoteTensor) -> Any:
 
 def _refuse_pickling(self: RemoteTensor, protocol: Any) -> Any:
     raise ConfigError(
-        "state", "ordinary tensors", f"one on {self.handle.device}", "argosy.fetch() brings a whole state here"
+        "state",
+        "ordinary tensors",
+        f"one on {self.handle.device}",
+        "argosy.fetch() brings a whole state here",
     )
 
 
@@ -151,10 +154,11 @@ for _name, _method in {
 
 # --- whole modules and states -----------------------------------------------------------------------------
 def place(what: T, device: str) -> T:
-    """Move a tensor, a module or an optimizer's state to a device; modules and optimizers stay the same object.
+    """Move a tensor, a module or an optimizer's state to a device; modules and optimizers stay the same
+    object.
 
-    A tensor comes back as a tensor on that device, through which gradients flow. Parameters keep their identity,
-    so an optimizer that holds them follows.
+    A tensor comes back as a tensor on that device, through which gradients flow. Parameters keep their
+    identity, so an optimizer that holds them follows.
     """
     from argosy.remote.scopes import current_client
 
@@ -190,7 +194,9 @@ def _place_module(module: torch.nn.Module, device: Device) -> None:
 
 
 def fetch(what: T) -> T:
-    """The same with ordinary tensors in place of remote ones: of a tensor, or a list, tuple or mapping of them."""
+    """The same with ordinary tensors in place of remote ones: of a tensor, or a list, tuple or mapping of
+    them.
+    """
     found: dict[int, RemoteTensor] = {}
     _collect(what, found)
     by_client: dict[Any, list[RemoteTensor]] = {}

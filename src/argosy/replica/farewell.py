@@ -55,6 +55,8 @@ def install(task: Task, leave: Callable[[], None], fail: Callable[[str], None]) 
             previous(kind, error, trace)
             fail(describe(error))
             return
+        if error.__cause__ is not None:  # of the user's own code, in a hook: that is where to look
+            previous(type(error.__cause__), error.__cause__, error.__cause__.__traceback__)
         say(f"error: {error}")
         fail(str(error))
         if isinstance(error, ConfigError):

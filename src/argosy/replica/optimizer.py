@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from argosy.errors import ConfigError
 from argosy.replica.exchange import Exchange, Training, Verdict
+
+
+class Watcher(Protocol):
+    """Who is told of every step: a session's hooks."""
+
+    def before_step(self) -> None:
+        """The gradients are about to be given."""
+
+    def after_step(self) -> None:
+        """The verdict is here."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -28,6 +38,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._started = False
         self._gathered = 0  # backward passes since the last push, when `every` is used
         self.verdict = Verdict("pulled", 0)
+        self.watcher: Watcher | None = None
+        self.keep_back = False  # the next step brings nothing
 
     def start(self, training: Training) -> Verdict:
         """Begin to train: called by the session, or by the first step."""
@@ -59,12 +71,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._gathered = 0
         for pre in self._optimizer_step_pre_hooks.values():
             pre(self, (), {})
+        if self.watcher is not None:
+            self.watcher.before_step()
+            if self.keep_back:
+                return self.skip()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
         self.verdict = self._exchange.step(
             self.batch_weight if weight is None else float(weight), self._loss_scale() / every
         )
         for post in self._optimizer_step_post_hooks.values():
             post(self, (), {})
+        if self.watcher is not None:
+            self.watcher.after_step()
         return self.verdict
 
     # torch would wrap this in its own profiling and hooks, which the user's optimizer inside has already.
@@ -75,7 +93,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._started:
             self.start(Training(model=None))
         self._gathered = 0
+        self.keep_back = False
         self.verdict = self._exchange.skip()
+        if self.watcher is not None:
+            self.watcher.after_step()
         return self.verdict
 
     def finish(self) -> None:

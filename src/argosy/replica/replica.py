@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from argosy.hooks.hook import Hook
     from argosy.replica.exchange import Exchange
     from argosy.replica.optimizer import DistributedOptimizer
     from argosy.replica.served import Options
@@ -66,6 +67,7 @@ def _serve(identity: Identity) -> None:
             insecure=identity.insecure,
             wait=identity.wait,
             use_lane=identity.use_lane,
+            remote=False,
         )
         server.join()
     except Exception as error:
@@ -180,11 +182,12 @@ class Replica:
         last_step: int | None = None,
         directory: str | os.PathLike[str] | None = None,
         buffers: BufferRule = "chief",
+        hooks: Sequence[Hook] = (),
     ) -> Session:
         """The frame of a training: begins from the chief's parameters, ends for all at `last_step` updates.
 
         `buffers`: whose running statistics (of BatchNorm and the like) everybody gets, the "chief"'s or the
-        "mean" of all.
+        "mean" of all. `hooks`: what else happens along with it, see `argosy.hooks`.
         """
         from argosy.replica.exchange import Training
         from argosy.session.session import Session
@@ -195,7 +198,7 @@ class Replica:
             raise ConfigError("buffers", "chief or mean", repr(buffers))
         if directory is not None:
             say(f"directory {os.fspath(directory)}: this version writes no checkpoints yet")
-        return Session(self, optimizer, Training(model, last_step, buffers))
+        return Session(self, optimizer, Training(model, last_step, buffers), hooks)
 
     def barrier(self) -> None:
         """Wait until every worker is here."""

@@ -23,7 +23,9 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """Why an operation has no result: where it ran, what it was, the client's line, and the task's own words."""
+    """Why an operation has no result: where it ran, what it was, the client's line, and the task's own
+    words.
+    """
 
     task: _Name
     operation: str
