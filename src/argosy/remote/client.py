@@ -309,6 +309,7 @@ class Client:
                 None if recipe.probe else results,
                 recipe.mutates,
                 recipe.random,
+                recipe.grad,
             )
             device.post.batch.extend((DEFINE, template))
             recipe.templates[device] = number

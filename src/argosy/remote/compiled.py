@@ -45,6 +45,7 @@ class Compiled:
         self.width = 3 + template.inputs + template.floats
         self.mutates = template.mutates
         self.random = template.random
+        self.grad = template.grad
         self.results = template.results
         self.outputs = len(template.picks)
         self.picks = template.picks
@@ -70,6 +71,8 @@ class Compiled:
 
     def call(self, tensors: Sequence[Any], floats: Sequence[float], generator: torch.Generator) -> list[Any]:
         """Run it; what it returns, flattened to the values that are new."""
+        if torch.is_grad_enabled() is not self.grad:
+            torch.set_grad_enabled(self.grad)
         args: list[Any] = self._args.copy()
         kwargs = self._kwargs
         if self._simple:

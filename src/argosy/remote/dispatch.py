@@ -19,13 +19,14 @@ from argosy.remote import sites
 from argosy.remote.handles import Device, Handle, Memory, meta_of
 from argosy.remote.placing import Placer
 from argosy.remote.posts import LARGE
-from argosy.remote.recipes import Output, Recipe, Unsupported, floats_matter, infer
+from argosy.remote.recipes import Output, Recipe, Unsupported, floats_matter, infer, learn
 
 if TYPE_CHECKING:
     from argosy.remote.client import Client
 
 _TRUE, _FALSE = object(), object()
 _CPU = torch.device("cpu")
+is_grad_enabled = torch.is_grad_enabled
 _wrap = torch.Tensor._make_wrapper_subclass
 _SCALARS = (aten := torch.ops.aten)._local_scalar_dense.default, aten.item.default
 
@@ -83,7 +84,8 @@ class _Signature:
 
     def __init__(self, func: Any) -> None:
         self.func = func
-        self.key: list[Any] = [id(func)]
+        # Some kernels do more when autograd records.
+        self.key: list[Any] = [id(func) if is_grad_enabled() else -id(func)]
         self.tensors: list[RemoteTensor] = []
         self.floats: list[float] = []
         self.ordinary = False
@@ -157,7 +159,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> A
         if recipe.foreach and not together:
             return client.placer.split(func, args, kwargs or {})
         if not together or chosen is not device:
-            if torch.is_grad_enabled():
+            if is_grad_enabled():
                 _remember(chosen)
             if recipe.alias:
                 return wrap(tensors[0].handle)
@@ -193,6 +195,8 @@ def _issue(
         return recipe.func.decompose(*args, **(kwargs or {}))
     if recipe.probe:
         return _probe(client, device, recipe, tensors, floats, args, kwargs)
+    if recipe.learn and not recipe.made:
+        return _returned(recipe, device, tensors, 0)
     if recipe.random:
         client.keep_seeds(device)
     template = recipe.templates.get(device)
@@ -322,6 +326,8 @@ def _probe(
     for position in recipe.mutates:
         tensors[position].handle.memory.version += 1
     outputs, first = client.probe(recipe, device, tensors, floats, args, kwargs or {})
+    if recipe.learn:
+        learn(recipe, outputs)
     made: list[Any] = []
     for number, output in enumerate(outputs):
         if output.same_as >= 0:

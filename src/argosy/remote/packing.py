@@ -15,6 +15,9 @@ from argosy.remote.records import dtype_name, dtype_of
 from argosy.wire.frames import MAX_FRAME_BYTES
 from argosy.wire.remote_headers import Packing
 
+# As torch's own memory is aligned: kernels sum in another order elsewhere, and bits differ.
+_ALIGNMENT = 64
+
 
 def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     """The strides of a copy: the same where elements lie without gaps, else those of a contiguous tensor."""
@@ -59,9 +62,7 @@ def frame_count(packing: Packing) -> int:
 
 
 def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor; everything is checked against what came. It lies in the memory of the frame if that is
-    one.
-    """
+    """The tensor; everything is checked against what came."""
     dtype = dtype_of(packing.dtype)
     if len(packing.shape) != len(packing.stride) or any(frame.dtype != torch.uint8 for frame in frames):
         raise WireError(f"tensor: expected a stride a dimension and bytes, got {packing}")
@@ -72,7 +73,7 @@ def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
     if dense_strides(packing.shape, packing.stride) != packing.stride:
         raise WireError(f"tensor: expected strides without gaps, got {packing}")
     data = frames[0] if len(frames) == 1 else torch.cat(list(frames))
-    if data.data_ptr() % dtype.itemsize:  # a frame begins anywhere in its message's memory
+    if data.data_ptr() % _ALIGNMENT:  # a frame begins anywhere in its message's memory
         data = data.clone()
     return data.view(dtype).as_strided(packing.shape, packing.stride)
 

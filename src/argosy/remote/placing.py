@@ -6,11 +6,13 @@ tensors that lie on several devices.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from argosy.events import say
 from argosy.remote import sites
 from argosy.remote.handles import Device, Handle, Memory, meta_of
 from argosy.remote.packing import dense_strides, pack
@@ -20,11 +22,16 @@ if TYPE_CHECKING:
     from argosy.remote.client import Client
 
 
+# Where torch makes parameters without a shape, which are of a class of their own.
+_LAZY = "torch/nn/parameter.py"
+
+
 class Placer:
     """Moves values for one client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._lazy = False
 
     @staticmethod
     def heaviest(tensors: Sequence[Any]) -> Device:
@@ -144,6 +151,11 @@ class Placer:
         names = [argument.name for argument in func._schema.arguments]
         if "device" not in names:
             return func(*args, **kwargs)
+        if _called_by(_LAZY):
+            if not self._lazy:
+                self._lazy = True
+                say("UninitializedParameter: a lazy module's parameters stay here; argosy.place() it after its first run")
+            return func(*args, **kwargs)
         asked = kwargs.get("device")
         if asked is not None and torch.device(asked).type == "meta":
             return func(*args, **kwargs)
@@ -212,6 +224,18 @@ class Placer:
                 for position, each in zip(positions, returned, strict=True):
                     made[position] = each
         return made if func._schema.returns else None
+
+
+def _called_by(file: str) -> bool:
+    """Whether one of the last few frames is of this file."""
+    frame = sys._getframe(2)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith(file):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _replace(value: Any, values: dict[int, Any]) -> Any:

@@ -18,8 +18,22 @@ from argosy.remote.records import NAMESPACES, Result, dtype_name
 
 aten = torch.ops.aten
 
-# What these return is a matter of the kernels that the task has.
-_ASK_THE_TASK = {aten._fused_sdp_choice.default, aten.equal.default, aten.is_nonzero.default}
+# What these return depends on values, and is no tensor.
+_ASK_THE_TASK = {aten.equal.default, aten.is_nonzero.default}
+# What these return depends on the kernels that the task has, and the meta kernels do not know it: the task is asked
+# the first time, and for every signature only then.
+_LEARN = {
+    aten._fused_sdp_choice.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten._batch_norm_with_update.default,
+    aten.native_layer_norm.default,
+    aten.native_group_norm.default,
+    aten.mkldnn_rnn_layer.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+}
 # Shapes that depend on the floats among the arguments: here they belong to the signature.
 _FLOATS_MATTER = ("arange", "range", "linspace", "logspace", "upsample", "grid", "fractional", "interpolate")
 _ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
@@ -60,8 +74,10 @@ class Recipe:
         "floats",
         "foreach",
         "func",
+        "grad",
         "inputs",
         "is_view",
+        "learn",
         "made",
         "mutates",
         "name",
@@ -76,6 +92,7 @@ class Recipe:
     def __init__(self, func: Any) -> None:
         self.func = func
         self.name = func.name()
+        self.grad = torch.is_grad_enabled()
         self.inputs = 0
         self.floats = 0
         self.outputs: list[Output] = []
@@ -88,7 +105,8 @@ class Recipe:
         self.is_view = False
         self.alias = func in _ALIASES
         self.decompose = False
-        self.probe = False
+        self.probe = False  # only running it tells what comes of it
+        self.learn = False  # … but then it is always the same
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s"))
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.templates: dict[Device, int] = {}
@@ -109,7 +127,8 @@ def infer(
     recipe.inputs, recipe.floats = len(tensors), floats
     if recipe.alias:
         return recipe
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
         # Seen only in inference mode; elsewhere torch has taken it apart before it comes here.
         recipe.decompose = True
         return recipe
@@ -117,8 +136,9 @@ def infer(
     order = list(tensors)
     written = _written(func, args, kwargs)
     recipe.mutates = tuple(i for i, each in enumerate(order) if id(each) in written)
-    if func in _ASK_THE_TASK:
+    if func in _ASK_THE_TASK or func in _LEARN:
         recipe.probe = True
+        recipe.learn = func in _LEARN
         return recipe
     if func is aten.as_strided.default:
         return _as_strided(recipe, args, tensors)
@@ -147,6 +167,15 @@ def _note_outputs(recipe: Recipe, returned: Any, inputs: Sequence[torch.Tensor])
     recipe.is_view = bool(new) and not recipe.mutates and all(each.view_of >= 0 for each in new)
     if recipe.shape is None and recipe.made == 1 and new[0].view_of < 0 and not any(new[0].meta.bits):  # type: ignore[union-attr]
         recipe.first = new[0].meta
+
+
+def learn(recipe: Recipe, outputs: list[Output]) -> None:
+    """What a task has told of an operation holds for its signature from now on."""
+    recipe.outputs = outputs
+    recipe.made = sum(each.meta is not None for each in outputs)
+    recipe.shape = None if len(outputs) == 1 else (tuple, [None] * len(outputs))
+    recipe.probe = False
+    recipe.templates = {}
 
 
 def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> Output:

@@ -31,7 +31,7 @@ from argosy.errors import WireError
 DEFINE, PUT, SEND, EXPECT, FETCH, PROBE, SEED, DROP, FORGET, REPORT, WAIT, RECORD, REPLAY = range(-1, -14, -1)
 
 # The libraries whose operations may be run: PyTorch's own. Nothing that a user registers is among them.
-NAMESPACES = frozenset({"aten", "prims", "prim", "quantized", "mkldnn"})
+NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "torch_nn"})
 
 _DTYPES = {
     str(value).removeprefix("torch."): value
@@ -76,6 +76,8 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
     results: tuple[Result, ...] | None
     mutates: tuple[int, ...] = ()
     random: bool = False
+    # Whether the client would have recorded for autograd: some kernels save more then.
+    grad: bool = True
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -112,6 +112,22 @@ def _tolist(self: RemoteTensor) -> Any:
     return values_of(self).tolist()
 
 
+def _deepcopy(self: RemoteTensor, memo: dict[int, Any]) -> Any:
+    if id(self) in memo:
+        return memo[id(self)]
+    if not self.is_leaf:
+        raise RuntimeError("only tensors that the user made, not results of operations, can be deep-copied")
+    copied: torch.Tensor = self.detach().clone()
+    if isinstance(self, torch.nn.Parameter):
+        copied = torch.nn.Parameter(copied, self.requires_grad)
+    else:
+        copied.requires_grad_(self.requires_grad)
+    memo[id(self)] = copied
+    if self.grad is not None:
+        copied.grad = self.grad.__deepcopy__(memo)
+    return copied
+
+
 def _refuse_pickling(self: RemoteTensor, protocol: Any) -> Any:
     raise ConfigError(
         "state",
@@ -145,6 +161,7 @@ for _name, _method in {
     "numpy": _numpy,
     "__array__": _array,
     "tolist": _tolist,
+    "__deepcopy__": _deepcopy,
     "__reduce_ex__": _refuse_pickling,
     "data": property(_get_data, _set_data),
     "remote_device": property(_remote_device),
