@@ -28,6 +28,7 @@ from argosy.remote.packing import frame_count, unpack
 from argosy.remote.placing import Placer
 from argosy.remote.posts import Post
 from argosy.remote.recipes import Output, Recipe, results_of
+from argosy.remote.recording import Recording
 from argosy.remote.records import (
     DEFINE,
     FETCH,
@@ -75,6 +76,9 @@ class Client:
         self._soft = allow_soft_placement
         self._softened: set[str] = set()
         self.closed = False
+        self.recording: Recording | None = None
+        self.widths: dict[int, tuple[int, int, int]] = {}
+        self._plan = 0
         self._posts: dict[str, Post] = {}
         self._devices: dict[tuple[Task, str], Device] = {}
         self._identity = uuid.uuid4().hex
@@ -313,6 +317,7 @@ class Client:
             )
             device.post.batch.extend((DEFINE, template))
             recipe.templates[device] = number
+            self.widths[number] = (recipe.inputs, recipe.floats, recipe.made)
         if self._log and (entry := (readable(recipe.name), device.name)) not in self._logged:
             self._logged.add(entry)
             say(f"{entry[0]}: {entry[1]}")
@@ -321,6 +326,43 @@ class Client:
     def keep_seeds(self, device: Device) -> None:
         """Before a random operation: let the task follow `torch.manual_seed`."""
         self._seeds.follow(device)
+
+    # --- captured steps -----------------------------------------------------------------------------------
+    def take_numbers(self, count: int) -> int:
+        """Numbers for new values; the first of them."""
+        with self.lock:
+            first = self.number
+            self.number += count
+        return first
+
+    def take_plan(self) -> int:
+        """A number for a captured step."""
+        with self.lock:
+            self._plan += 1
+            return self._plan
+
+    def start_tapes(self) -> dict[Post, list[list[Any]]]:
+        """From now on, keep what is sent."""
+        self.flush()
+        with self.lock:
+            for post in self._posts.values():
+                post.tape = []
+        return {post: post.tape for post in self._posts.values() if post.tape is not None}
+
+    def stop_tapes(self) -> None:
+        """What was sent until now was kept."""
+        self.flush()
+        with self.lock:
+            for post in self._posts.values():
+                post.tape = None
+
+    def alive(self, post: Post, numbers: set[int]) -> set[int]:
+        """Those of these values that somebody still holds."""
+        return numbers - set(post.dropped)
+
+    def post(self, task: str) -> Post:
+        """The way to a task."""
+        return self._posts[task]
 
     # --- devices ------------------------------------------------------------------------------------------
     def devices(self) -> list[str]:

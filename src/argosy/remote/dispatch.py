@@ -202,6 +202,8 @@ def _issue(
     template = recipe.templates.get(device)
     if template is None:
         template = client.define(recipe, device, args, kwargs or {})
+    if client.recording is not None:
+        client.recording.note(recipe, tensors, device)
     post, link = device.post, client.link
     site = sites.here()
     numbers = [each.handle.number for each in tensors]
@@ -223,7 +225,10 @@ def _issue(
         tensors[position].handle.memory.version += 1
     if recipe.reshapes:
         _reshape(recipe, tensors, args, kwargs)
-    return _returned(recipe, device, tensors, first)
+    returned = _returned(recipe, device, tensors, first)
+    if recipe.whole:
+        returned.handle.origin = (tensors[0].handle, recipe.func, args[1:], kwargs or {})
+    return returned
 
 
 def _returned(recipe: Recipe, device: Device, tensors: Sequence[RemoteTensor], first: int) -> Any:

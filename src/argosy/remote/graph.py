@@ -161,7 +161,7 @@ class Graph:
             return step
 
     def _help(self) -> None:
-        quiet()
+        prepare_thread()
         while True:
             with self._lock:
                 while not self._heavy and not self._closed:
@@ -186,6 +186,8 @@ class Graph:
             helper.join()
 
 
-def quiet() -> None:
-    """For a thread that runs what is sent: autograd is the client's affair."""
-    torch.set_grad_enabled(False)
+def prepare_thread() -> None:
+    """For a thread that runs what is sent: as many threads as the process was told, as others do not
+    inherit it.
+    """
+    torch.set_num_threads(torch.get_num_threads())

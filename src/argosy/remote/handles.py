@@ -7,6 +7,7 @@ A `Handle` that nobody holds any more tells its client, and the task frees the m
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,7 +78,7 @@ class Memory:
 class Handle:
     """A value on a device."""
 
-    __slots__ = ("copies", "device", "memory", "meta", "number", "offset")
+    __slots__ = ("copies", "device", "memory", "meta", "number", "offset", "origin")
 
     def __init__(self, number: int, meta: Meta, device: Device, memory: Memory, offset: int = 0) -> None:
         self.number = number
@@ -86,6 +87,8 @@ class Handle:
         self.memory = memory
         self.offset = offset
         # Copies that other devices were given, good as long as nothing is written here.
+        # Of a view of all of another value: that value, the operation, and its further arguments.
+        self.origin: tuple[Handle, Any, Sequence[Any], dict[str, Any]] | None = None
         self.copies: dict[Device, tuple[int, Handle]] | None = None
 
     def __del__(self) -> None:

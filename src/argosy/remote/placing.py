@@ -7,10 +7,12 @@ tensors that lie on several devices.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _current_autograd_node
 
 from argosy.events import say
 from argosy.remote import sites
@@ -32,6 +34,7 @@ class Placer:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lazy = False
+        self._sent: dict[int, tuple[Any, int, dict[Device, Handle]]] = {}
 
     @staticmethod
     def heaviest(tensors: Sequence[Any]) -> Device:
@@ -66,9 +69,15 @@ class Placer:
                 f"a tensor of another client: it lies on {handle.device}, through another connection"
             )
         known = handle.copies.get(device) if handle.copies is not None else None
-        if known is not None and known[0] == handle.memory.version:
-            return known[1]
         client, there, here = self._client, device.post, handle.device.post
+        recording = client.recording
+        first = 0 if recording is None else recording.start  # a replay must not rely on what is older
+        if known is not None and known[0] == handle.memory.version and known[1].number >= first:
+            return known[1]
+        if handle.origin is not None:
+            return self._keep(handle, device, self._view_there(handle.origin, device))
+        if recording is not None:
+            recording.note_copy(handle)
         there.check()
         here.check()
         meta = handle.meta
@@ -80,17 +89,32 @@ class Placer:
             here.batch.extend((SEND, handle.number, there.name, number, site))
             there.batch.extend((EXPECT, number, here.name))
         client.link.stir()
-        made = Handle(number, dense, device, Memory())
+        return self._keep(handle, device, Handle(number, dense, device, Memory()))
+
+    @staticmethod
+    def _keep(handle: Handle, device: Device, made: Handle) -> Handle:
         if handle.copies is None:
             handle.copies = {}
         handle.copies[device] = (handle.memory.version, made)
         return made
 
+    def _view_there(self, origin: Any, device: Device) -> Handle:
+        """A view on another device: of a copy of what it is a view of, which travels once for all its
+        views.
+        """
+        from argosy.remote.dispatch import _dispatch_at, wrap
+
+        base, func, args, kwargs = origin
+        viewed: Handle = _dispatch_at(func, [wrap(self.copy(base, device)), *args], kwargs, device).handle
+        return viewed
+
     def put(self, tensor: torch.Tensor, device: Device) -> Handle:
         """An ordinary tensor, sent to a device as it is now."""
         client, post = self._client, device.post
         post.check()
-        packing, frames = pack(tensor)
+        if (known := self._sent_before(tensor, device)) is not None:
+            return known
+        packing, frames = self._pack(tensor)
         meta = meta_of(packing.shape, packing.stride, tensor.dtype)
         with client.lock:
             number = client.number
@@ -100,7 +124,42 @@ class Placer:
             if post.full:
                 post.flush()
         client.link.stir()
-        return Handle(number, meta, device, Memory())
+        if client.recording is not None:
+            client.recording.note_feed(post.name, number, tensor)
+        return self._note_sent(tensor, device, Handle(number, meta, device, Memory()))
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if (recording := self._client.recording) is None:
+            return pack(tensor)
+        recording.paused = True
+        try:
+            return pack(tensor)
+        finally:
+            recording.paused = False
+
+    def _sent_before(self, tensor: torch.Tensor, device: Device) -> Handle | None:
+        """In a backward pass, what the forward pass has sent: autograd would not let it have changed."""
+        if _current_autograd_node() is None:
+            return None
+        found = self._sent.get(id(tensor))
+        if found is None or found[0]() is not tensor or found[1] != tensor._version:
+            return None
+        handle = found[2].get(device)
+        recording = self._client.recording
+        return None if handle is not None and recording and handle.number < recording.start else handle
+
+    def _note_sent(self, tensor: torch.Tensor, device: Device, handle: Handle) -> Handle:
+        key, sent = id(tensor), self._sent
+        found = sent.get(key)
+        if found is not None and found[0]() is tensor and found[1] == tensor._version:
+            found[2][device] = handle
+        elif tensor.requires_grad or torch.is_grad_enabled():
+            sent[key] = (
+                weakref.ref(tensor, lambda _: sent.pop(key, None)),
+                tensor._version,
+                {device: handle},
+            )
+        return handle
 
     # --- uncommon calls -----------------------------------------------------------------------------------
     def uncommon(
@@ -154,7 +213,7 @@ class Placer:
         if _called_by(_LAZY):
             if not self._lazy:
                 self._lazy = True
-                say("UninitializedParameter: a lazy module's parameters stay here; argosy.place() it after its first run")
+                say("UninitializedParameter: a lazy module stays here; argosy.place() it after its first run")
             return func(*args, **kwargs)
         asked = kwargs.get("device")
         if asked is not None and torch.device(asked).type == "meta":

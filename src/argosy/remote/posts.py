@@ -35,7 +35,9 @@ class Post:
         self.frames: list[torch.Tensor] = []
         self._bytes = 0
         self.dropped: deque[int] = deque()
-        self.known: set[int] = set()
+        # What is no longer needed of captured steps; and what is sent while one is recorded.
+        self.retired: deque[tuple[int, int]] = deque()
+        self.tape: list[list[Any]] | None = None
         self.lost: str = ""
 
     def attach_frames(self, frames: Sequence[torch.Tensor]) -> int:
@@ -62,9 +64,13 @@ class Post:
         batch, self.batch = self.batch, []
         frames, self.frames = self.frames, []
         self._bytes = 0
+        while self.retired:
+            batch += self.retired.popleft()
         if self.dropped:
             # Appended to from any thread at any moment (by the garbage collector): taken one by one.
             batch += (DROP, [self.dropped.popleft() for _ in range(len(self.dropped))])
+        if self.tape is not None:
+            self.tape.append(batch)
         if not self.lost:
             self._link.send(self.name, Work(batch), frames)
 

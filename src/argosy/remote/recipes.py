@@ -20,8 +20,8 @@ aten = torch.ops.aten
 
 # What these return depends on values, and is no tensor.
 _ASK_THE_TASK = {aten.equal.default, aten.is_nonzero.default}
-# What these return depends on the kernels that the task has, and the meta kernels do not know it: the task is asked
-# the first time, and for every signature only then.
+# What these return depends on the kernels that the task has, and the meta kernels do not know it: the task
+# is asked the first time, and for every signature only then.
 _LEARN = {
     aten._fused_sdp_choice.default,
     aten.native_batch_norm.default,
@@ -87,6 +87,7 @@ class Recipe:
         "reshapes",
         "shape",
         "templates",
+        "whole",
     )
 
     def __init__(self, func: Any) -> None:
@@ -103,6 +104,7 @@ class Recipe:
         self.reshapes = False  # it changes the shape of what it writes to
         self.absolute = False  # offsets of its views count from the beginning of the memory
         self.is_view = False
+        self.whole = False  # a view of all that there is, in another shape
         self.alias = func in _ALIASES
         self.decompose = False
         self.probe = False  # only running it tells what comes of it
@@ -165,8 +167,12 @@ def _note_outputs(recipe: Recipe, returned: Any, inputs: Sequence[torch.Tensor])
     new = [each for each in recipe.outputs if each.meta is not None]
     recipe.made = len(new)
     recipe.is_view = bool(new) and not recipe.mutates and all(each.view_of >= 0 for each in new)
-    if recipe.shape is None and recipe.made == 1 and new[0].view_of < 0 and not any(new[0].meta.bits):  # type: ignore[union-attr]
-        recipe.first = new[0].meta
+    only = new[0].meta if recipe.shape is None and new else None
+    if only is None or any(only.bits):
+        return
+    if new[0].view_of < 0 and not recipe.mutates:
+        recipe.first = only
+    recipe.whole = recipe.is_view and len(inputs) == 1 and only.nbytes == inputs[0].nbytes
 
 
 def learn(recipe: Recipe, outputs: list[Output]) -> None:

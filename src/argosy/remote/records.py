@@ -12,7 +12,10 @@
     FORGET                                                    all templates
     REPORT, request                                           what has run here
     WAIT, request                                             tell when all that came before has run
-    RECORD, plan … and REPLAY, plan …                         see `plans.py`
+    RECORD, plan, records, feeds, kept, made                  keep records, to be carried out again and again
+    REPLAY, plan, turn, feeds, binds, outputs                 carry them out
+    UNRECORD, plan                                            forget them
+    ALIAS, value, value                                       one more number for a value
 
 The client writes them, the host reads and checks them. A template is an operation of PyTorch's own, with its
 arguments: constants in place, and holes for tensors and floats.
@@ -28,7 +31,27 @@ import torch
 
 from argosy.errors import WireError
 
-DEFINE, PUT, SEND, EXPECT, FETCH, PROBE, SEED, DROP, FORGET, REPORT, WAIT, RECORD, REPLAY = range(-1, -14, -1)
+DEFINE, PUT, SEND, EXPECT, FETCH, PROBE, SEED, DROP, FORGET, REPORT, WAIT, RECORD, REPLAY, UNRECORD, ALIAS = (
+    range(-1, -16, -1)
+)
+# How many items a record has, of those that are not operations.
+WIDTHS = {
+    DEFINE: 2,
+    PUT: 5,
+    SEND: 5,
+    EXPECT: 3,
+    FETCH: 3,
+    PROBE: 7,
+    SEED: 2,
+    DROP: 2,
+    FORGET: 1,
+    REPORT: 2,
+    WAIT: 2,
+    RECORD: 6,
+    REPLAY: 6,
+    UNRECORD: 2,
+    ALIAS: 3,
+}
 
 # The libraries whose operations may be run: PyTorch's own. Nothing that a user registers is among them.
 NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "torch_nn"})

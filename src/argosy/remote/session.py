@@ -21,7 +21,7 @@ from argosy.errors import WireError
 from argosy.events import say
 from argosy.remote import records as codes
 from argosy.remote.compiled import HEAVY, Compiled
-from argosy.remote.graph import Graph, Group, Step, Value, quiet
+from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
 from argosy.remote.packing import pack, unpack
 from argosy.remote.records import Template, dtype_name
 from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
@@ -65,6 +65,8 @@ class Session:
         self._waits: list[int] = []
         self._fault: Fault | None = None
         self._closed = False
+        self.turn = 0  # of the captured step that is being replayed
+        self.plans: dict[int, Plan] = {}
         self.readers = _readers()
         self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
         self._thread.start()
@@ -114,7 +116,7 @@ class Session:
         self._inbox.put(None)
 
     def _loop(self) -> None:
-        quiet()
+        prepare_thread()
         try:
             while not self._closed:
                 if (step := self.graph.take(only_small=not self._inbox.empty())) is not None:
@@ -133,10 +135,15 @@ class Session:
             self.values.clear()
             self.templates.clear()
 
-    def read(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
+    def read(
+        self,
+        records: list[Any],
+        frames: Sequence[torch.Tensor],
+        templates: dict[int, Compiled] | None = None,
+    ) -> None:
         """Carry records out, in order: run what can be run, take in what has to wait."""
         position, end = 0, len(records)
-        templates, values = self.templates, self.values
+        templates, values = templates or self.templates, self.values
         while position < end:
             number = records[position]
             if number >= 0:
@@ -253,7 +260,7 @@ class Session:
 
     def send(self, value: int, task: str, there: int, site: int, _: Sequence[torch.Tensor]) -> None:
         """SEND"""
-        self.hand_over(self.values[value], task, there, 0, site)
+        self.hand_over(self.values[value], task, there, self.turn, site)
 
     def hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
         """Give a value to another task, when it is there."""
@@ -272,7 +279,7 @@ class Session:
 
     def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
         """EXPECT"""
-        self.await_parcel(value, task, 0)
+        self.await_parcel(value, task, self.turn)
 
     def await_parcel(self, number: int, task: str, turn: int) -> None:
         """A value that another task sends, perhaps already has sent."""
@@ -386,6 +393,47 @@ class Session:
             [output.is_conj(), output.is_neg()],
         ]
 
+    def record(
+        self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any
+    ) -> None:
+        """RECORD"""
+        self.plans[plan] = Plan(
+            records, [each for each in made if each not in set(kept)], dict(self.templates)
+        )
+
+    def replay(
+        self,
+        number: int,
+        turn: int,
+        feeds: list[Any],
+        binds: list[Any],
+        outputs: list[Any],
+        frames: Sequence[torch.Tensor],
+    ) -> None:
+        """REPLAY"""
+        plan, values = self.plans[number], self.values
+        for value, packing, first, count in feeds:
+            self.put(value, packing, first, count, frames)
+        for alias, value in binds:
+            values[alias] = values[value]
+        self.turn = turn
+        self.read(plan.records, frames, plan.templates)
+        self.turn = 0
+        for value, name in outputs:
+            values[name] = values[value]
+        for value in plan.passing:
+            values.pop(value, None)
+        for alias, _ in binds:
+            del values[alias]
+
+    def unrecord(self, plan: int, _: Sequence[torch.Tensor]) -> None:
+        """UNRECORD"""
+        self.plans.pop(plan, None)
+
+    def alias(self, value: int, other: int, _: Sequence[torch.Tensor]) -> None:
+        """ALIAS"""
+        self.values[other] = self.values[value]
+
     def seed(self, seed: int, _: Sequence[torch.Tensor]) -> None:
         """SEED"""
         step = Step(lambda: _seed(self.generator, seed))
@@ -428,6 +476,15 @@ class Session:
         self._waits.clear()
 
 
+class Plan:
+    """A captured step: its records, the values that are gone after it, and the operations that it knows."""
+
+    def __init__(self, records: list[Any], passing: list[int], templates: dict[int, Compiled]) -> None:
+        self.records = records
+        self.passing = passing
+        self.templates = templates
+
+
 def _nothing() -> None:
     pass
 
@@ -440,17 +497,22 @@ Reader = tuple[int, Callable[..., None]]
 
 
 def _readers() -> dict[int, Reader]:
-    """What each record is read by, and how long it is."""
-    return {
-        codes.DEFINE: (2, Session.define),
-        codes.PUT: (5, Session.put),
-        codes.SEND: (5, Session.send),
-        codes.EXPECT: (3, Session.expect),
-        codes.FETCH: (3, Session.fetch),
-        codes.PROBE: (7, Session.probe),
-        codes.SEED: (2, Session.seed),
-        codes.DROP: (2, Session.drop),
-        codes.FORGET: (1, Session.forget),
-        codes.REPORT: (2, Session.report),
-        codes.WAIT: (2, Session.wait),
+    """How long each record is, and what it is read by."""
+    methods: dict[int, Callable[..., None]] = {
+        codes.DEFINE: Session.define,
+        codes.PUT: Session.put,
+        codes.SEND: Session.send,
+        codes.EXPECT: Session.expect,
+        codes.FETCH: Session.fetch,
+        codes.PROBE: Session.probe,
+        codes.SEED: Session.seed,
+        codes.DROP: Session.drop,
+        codes.FORGET: Session.forget,
+        codes.REPORT: Session.report,
+        codes.WAIT: Session.wait,
+        codes.RECORD: Session.record,
+        codes.REPLAY: Session.replay,
+        codes.UNRECORD: Session.unrecord,
+        codes.ALIAS: Session.alias,
     }
+    return {code: (codes.WIDTHS[code], method) for code, method in methods.items()}
