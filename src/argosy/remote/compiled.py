@@ -51,6 +51,8 @@ class Compiled:
         self.picks = template.picks
         self.views = tuple(result.view_of for result in template.results or ())
         self.heavy = False
+        # It only looks at memory: what is to be sent may wait for it.
+        self.light = bool(self.views) and min(self.views) >= 0 and not self.mutates
         self.runs = 0
         self._checked = False
         self._restride: dict[int, Result] = {}

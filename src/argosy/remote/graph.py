@@ -49,13 +49,14 @@ class Value:
 class Step:
     """One operation on its way. `run` does it; what it raises is its own business."""
 
-    __slots__ = ("done", "heavy", "missing", "run", "waiters")
+    __slots__ = ("done", "heavy", "missing", "run", "sends", "waiters")
 
     def __init__(self, run: Callable[[], None], heavy: bool = False) -> None:
         self.run = run
         self.heavy = heavy
         self.missing = 0
         self.done = False
+        self.sends = False  # it adds to what is on its way to another task
         self.waiters: list[Step] = []
 
 
@@ -113,11 +114,6 @@ class Graph:
         with self._lock:
             step.missing = 1
             self.unfinished += 1
-
-    def arrive(self, step: Step) -> None:
-        """It has come."""
-        self.finish(step)
-        self.on_ready()
 
     def finish(self, step: Step) -> None:
         """A step is done; those that waited for nothing else are ready."""

@@ -40,8 +40,8 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def pack(tensor: torch.Tensor) -> tuple[Packing, list[torch.Tensor]]:
-    """A copy of a tensor, as frames, and how to read them."""
+def pack(tensor: torch.Tensor, copy: bool = True) -> tuple[Packing, list[torch.Tensor]]:
+    """A copy of a tensor, as frames, and how to read them; without `copy`, its own memory where that can be."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.layout is not torch.strided:
         raise TypeError(f"a {tensor.layout} tensor cannot travel: call to_dense() first")
@@ -49,11 +49,11 @@ def pack(tensor: torch.Tensor) -> tuple[Packing, list[torch.Tensor]]:
     packing = Packing(dtype_name(tensor.dtype), tuple(tensor.shape), stride)
     if not tensor.numel():
         return packing, []
-    copy = torch.empty_strided(packing.shape, stride, dtype=tensor.dtype)
-    copy.copy_(tensor)
+    if copy or tensor.stride() != stride or tensor.device.type != "cpu":
+        tensor = torch.empty_strided(packing.shape, stride, dtype=tensor.dtype).copy_(tensor)
     # as_strided: a view of the memory in its own order, whatever the order of the dimensions.
-    flat = copy.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-    return packing, list(flat.split(MAX_FRAME_BYTES))
+    flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
+    return packing, list(flat.split(MAX_FRAME_BYTES)) if flat.numel() > MAX_FRAME_BYTES else [flat]
 
 
 def frame_count(packing: Packing) -> int:

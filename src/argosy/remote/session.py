@@ -22,9 +22,9 @@ from argosy.events import say
 from argosy.remote import records as codes
 from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
-from argosy.remote.packing import pack, unpack
+from argosy.remote.packing import frame_count, pack, unpack
 from argosy.remote.records import Template, dtype_name
-from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
+from argosy.wire.remote_headers import Fault, Item, Packing, Parcel, Reply
 
 Batch = tuple[list[Any], Sequence[torch.Tensor]]
 
@@ -39,6 +39,9 @@ class Outside(Protocol):
 
     def answer(self, client: str, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
         """Send to the client."""
+
+    def copies(self, task: str) -> bool:
+        """Whether tensors for a task are sent later, from a copy."""
 
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
         """Send to another task."""
@@ -60,9 +63,10 @@ class Session:
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._mail = threading.Lock()
         self._expected: dict[tuple[int, int], tuple[Value, Step, str]] = {}
-        self._early: dict[tuple[int, int], tuple[Parcel, Sequence[torch.Tensor]]] = {}
+        self._early: dict[tuple[int, int], tuple[Item, Sequence[torch.Tensor]]] = {}
         self._lost: set[str] = set()
         self._waits: list[int] = []
+        self._outgoing: dict[str, tuple[list[Item], list[torch.Tensor]]] = {}
         self._fault: Fault | None = None
         self._closed = False
         self.turn = 0  # of the captured step that is being replayed
@@ -77,15 +81,23 @@ class Session:
         self._inbox.put((records, frames))
 
     def parcel(self, parcel: Parcel, frames: Sequence[torch.Tensor]) -> None:
-        """A value from another task."""
-        key = (parcel.value, parcel.turn)
+        """Values from another task."""
+        first = 0
+        for item in parcel.items:
+            last = first + (0 if item.packing is None else frame_count(item.packing))
+            self._take_item(item, frames[first:last])
+            first = last
+        self._nudge()
+
+    def _take_item(self, item: Item, frames: Sequence[torch.Tensor]) -> None:
+        key = (item.value, item.turn)
         with self._mail:
             found = self._expected.pop(key, None)
             if found is None:
-                self._early[key] = (parcel, frames)
+                self._early[key] = (item, frames)
                 return
-        self._fill(found[0], parcel, frames)
-        self.graph.arrive(found[1])
+        self._fill(found[0], item, frames)
+        self.graph.finish(found[1])
 
     def bereft(self, task: str) -> None:
         """A task has gone: what was expected of it fails."""
@@ -95,7 +107,8 @@ class Session:
             found = [self._expected.pop(key) for key in gone]
         for value, step, _ in found:
             value.fault = self._loss(task)
-            self.graph.arrive(step)
+            self.graph.finish(step)
+        self._nudge()
 
     def close(self) -> None:
         """Stop after the step that is running, and let go of everything."""
@@ -120,8 +133,12 @@ class Session:
         try:
             while not self._closed:
                 if (step := self.graph.take(only_small=not self._inbox.empty())) is not None:
+                    if self._outgoing and not step.sends:
+                        self._send_parcels()
                     step.run()
                     self.graph.finish(step)
+                elif self._outgoing:
+                    self._send_parcels()
                 elif self._waits and not self.graph.unfinished:
                     self._answer_waits()
                 elif (item := self._inbox.get()) is not None:
@@ -173,6 +190,8 @@ class Session:
             value = Value(Group() if view < 0 else inputs[view].group)
             self.values[first + number] = value
             outputs.append(value)
+        if self._outgoing and not compiled.light:
+            self._send_parcels()
         graph = self.graph
         if not graph.unfinished and not compiled.heavy:
             self.execute(compiled, inputs, outputs, floats, site)
@@ -264,18 +283,28 @@ class Session:
 
     def hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
         """Give a value to another task, when it is there."""
-        self.submit(Step(lambda: self._hand_over(value, task, there, turn, site)), [value], [])
+        step = Step(lambda: self._hand_over(value, task, there, turn, site))
+        step.sends = True
+        self.submit(step, [value], [])
 
     def _hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
+        """Added to what goes to that task; all of it leaves before anything is written to these tensors."""
         fault = value.fault or value.group.fault
         packing: Packing | None = None
         frames: list[torch.Tensor] = []
         if fault is None:
             try:
-                packing, frames = pack(value.tensor)
+                packing, frames = pack(value.tensor, copy=self._host.copies(task))
             except Exception as error:
                 fault = self.fault_of("send", site, error)
-        self._host.forward(task, Parcel(self.client, there, turn, packing, fault), frames)
+        items, bytes_of_them = self._outgoing.setdefault(task, ([], []))
+        items.append(Item(there, turn, packing, fault))
+        bytes_of_them += frames
+
+    def _send_parcels(self) -> None:
+        outgoing, self._outgoing = self._outgoing, {}
+        for task, (items, frames) in outgoing.items():
+            self._host.forward(task, Parcel(self.client, tuple(items)), frames)
 
     def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
         """EXPECT"""
@@ -297,13 +326,13 @@ class Session:
         else:
             value.fault = self._loss(task)
 
-    def _fill(self, value: Value, parcel: Parcel, frames: Sequence[torch.Tensor]) -> None:
-        value.fault = parcel.fault
-        if parcel.fault is None:
+    def _fill(self, value: Value, item: Item, frames: Sequence[torch.Tensor]) -> None:
+        value.fault = item.fault
+        if item.fault is None:
             try:
-                if parcel.packing is None:
+                if item.packing is None:
                     raise WireError("parcel: expected a tensor or a fault, got neither")
-                value.tensor = unpack(parcel.packing, frames)
+                value.tensor = unpack(item.packing, frames)
             except Exception as error:
                 value.fault = self.fault_of("receive", -1, error)
 

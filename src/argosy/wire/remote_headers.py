@@ -77,14 +77,20 @@ class Reply(_Header, frozen=True, tag="reply"):
     fault: Fault | None = None
 
 
-class Parcel(_Header, frozen=True, tag="parcel"):
-    """From task to task: the value that a client's record has told you to expect. Frames: its bytes."""
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """A value in a parcel: its number where it goes, its turn, and how its bytes lie or why there are none."""
 
-    client: _Name
     value: _Id
-    turn: _Id = 0
+    turn: _Id
     packing: Packing | None = None
     fault: Fault | None = None
+
+
+class Parcel(_Header, frozen=True, tag="parcel"):
+    """From task to task: values that a client's records have told you to expect. Frames: their bytes."""
+
+    client: _Name
+    items: tuple[Item, ...]
 
 
 class Bereft(_Header, frozen=True, tag="bereft"):
