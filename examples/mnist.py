@@ -3,6 +3,7 @@
     python examples/mnist.py                                       alone
     argosy run --ps 2 --workers 2 examples/mnist.py                2 servers, 2 workers, asynchronous
     argosy run --ps 2 --workers 2 --mode sync examples/mnist.py    the same, in step
+    argosy run examples/mnist.py --directory runs/mnist            saves, and goes on when started again
 
 A platform that starts each task itself adds --job_name, --task_index, --ps_hosts and --worker_hosts; `join`
 takes them out of the command line. `argosy demo` runs this very file: argosy/demo.py is a link to it.
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import argosy
 from argosy.datasets import mnist
@@ -37,10 +39,22 @@ def main() -> None:
     torch.manual_seed(args.seed)  # the same model everywhere ...
     model = Net()
     optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=args.lr))
-    replica.seed(args.seed)  # ... and an order of the digits that is this worker's own
-    loader = mnist.batches(digits.train_images, digits.train_labels, args.batch)
+    # ... and of the digits a share that is this worker's own, in a new order each epoch
+    shown = TensorDataset(digits.train_images, digits.train_labels)
+    loader = replica.loader(shown, args.batch, args.seed, drop_last=True)
 
-    with replica.session(model, optimizer, last_step=args.steps) as session:
+    def judge(model: nn.Module) -> dict[str, float]:
+        entropy, accuracy = evaluate(model, digits.test_images, digits.test_labels)
+        return {"cross entropy": entropy, "accuracy": accuracy}
+
+    with replica.session(
+        model,
+        optimizer,
+        last_step=args.steps,
+        directory=args.directory,
+        save_every=None if args.directory is None else args.save_every,
+        evaluate=judge,  # in an evaluator task, of every checkpoint
+    ) as session:
         begin = time.time()
         for step, (images, labels) in enumerate(session.batches(loader), start=1):
             optimizer.zero_grad()
@@ -76,6 +90,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="digits in a worker's batch (%(default)s)")
     parser.add_argument("--lr", type=float, default=1e-4, help="Adam's learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the model and the shuffling (%(default)s)")
+    parser.add_argument("--directory", type=Path, help="keep checkpoints here, and go on from the newest")
+    parser.add_argument("--save-every", type=int, default=1000, help="steps between two (%(default)s)")
     parser.add_argument("--data", type=Path, help="a folder of MNIST files (default: the digits that ship)")
     return parser.parse_args()
 

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from argosy import hooks as hooks
+    from argosy.checkpoint.reading import load as load
     from argosy.cluster.spec import ClusterSpec as ClusterSpec
     from argosy.errors import ArgosyError as ArgosyError
+    from argosy.errors import CheckpointDamaged as CheckpointDamaged
     from argosy.errors import ConfigError as ConfigError
+    from argosy.errors import HookFailed as HookFailed
     from argosy.errors import JobFailed as JobFailed
     from argosy.errors import ModelMismatch as ModelMismatch
     from argosy.errors import RemoteError as RemoteError
@@ -48,10 +51,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArgosyError": "argosy.errors",
     "Async": "argosy.modes",
+    "CheckpointDamaged": "argosy.errors",
     "Client": "argosy.remote.client",
     "ClusterSpec": "argosy.cluster.spec",
     "ConfigError": "argosy.errors",
     "Greedy": "argosy.store.placement",
+    "HookFailed": "argosy.errors",
     "JobFailed": "argosy.errors",
     "ModelMismatch": "argosy.errors",
     "RemoteError": "argosy.errors",
@@ -72,6 +77,7 @@ _HOMES = {
     "fetch": "argosy.remote.tensors",
     "hooks": "argosy",
     "join": "argosy.replica.replica",
+    "load": "argosy.checkpoint.reading",
     "place": "argosy.remote.tensors",
 }
 

@@ -97,6 +97,7 @@ _fork_server = click.option(
 @click.option(
     "--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Keep each task's output here."
 )
+@click.option("--evaluator", is_flag=True, help="Also a task that evaluates each checkpoint.")
 @click.option("--threads", type=int, metavar="N", help="Threads of a task.  [default: cores / tasks]")
 @click.option("--serve", is_flag=True, help="Tasks serve their devices; SCRIPT is the client that uses them.")
 @_fork_server
@@ -108,6 +109,7 @@ def run(
     log_dir: Path | None,
     threads: int | None,
     serve: bool,
+    evaluator: bool,
     fork_server: bool,
     script: Path,
     args: tuple[str, ...],
@@ -135,7 +137,9 @@ def run(
     given = {name: value for name, value in settings.items() if value is not None}
     servers = int(given.get("mode") != "ring") if ps is None else ps
     preload = PRELOAD if fork_server else None
-    job = JobSpec(script, args, servers, workers, given, threads, log_dir, preload=preload)
+    job = JobSpec(
+        script, args, servers, workers, given, threads, log_dir, preload=preload, evaluator=evaluator
+    )
     return local.run(serving(job) if serve else job)
 
 
@@ -227,6 +231,17 @@ def status(address: str) -> None:
     from argosy.store.status import query
 
     click.echo(query(str(where)))
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def checkpoints(directory: Path) -> int:
+    """The checkpoints in DIRECTORY: step, size, age, and whether each is sound (all of it is read)."""
+    from argosy.checkpoint.listing import listing
+
+    lines, sound = listing(directory)
+    click.echo("\n".join(lines))
+    return 0 if sound else 1
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -8,6 +8,7 @@
     ├── JobFailed          another task failed first; names it and its error
     ├── RemoteError        an operation failed on the task that ran it
     ├── HookFailed         a hook raised an error; names the hook, with its error as the cause
+    ├── CheckpointDamaged  a checkpoint that cannot be trusted; names the file
     └── WireError          bytes that are not a message of ours
 
 Each message is one line: what is wrong, where, what was expected, what came, and the remedy. The parts are
@@ -84,6 +85,14 @@ class RemoteError(ArgosyError, RuntimeError):
         text = f"{operation} failed on {task}: {reason}"
         text += f"\nmade by the client at\n{created}" if created else ""
         super().__init__(text + (f"\non {task}\n{trace}" if trace else ""))
+
+
+class CheckpointDamaged(ArgosyError):
+    """The file `path` of a checkpoint is not what was written."""
+
+    def __init__(self, path: object, why: str) -> None:
+        self.path = str(path)
+        super().__init__(f"damaged checkpoint: {path}: {why}")
 
 
 class HookFailed(ArgosyError):

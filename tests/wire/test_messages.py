@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from argosy.checkpoint.index import ShardFile
 from argosy.errors import ConfigError, WireError
 from argosy.modes import Async, Ring, Sync
 from argosy.store.layout import Block, Layout, ParameterSpec, Piece
-from argosy.update.decisions import Answer, Apply, Decision, Forget, Part, Status
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Part, Status
 from argosy.wire import frames as limits
 from argosy.wire.frames import ITEMSIZE, FrameSpec
 from argosy.wire.message import decode, encode
@@ -34,17 +35,24 @@ from argosy.wire.protocol import (
     Meet,
     Met,
     NormReport,
+    Open,
+    Opened,
     OptimizerSpec,
     Orders,
+    OwnState,
     PushRequest,
     Refused,
     Register,
     Registered,
+    Resume,
+    Resumed,
     Scale,
+    ShardSaved,
     Slots,
     SlotsKept,
     StatusReport,
     StatusRequest,
+    StopWish,
     Verdict,
     Waiting,
     Welcome,
@@ -84,13 +92,29 @@ EXAMPLES: list[Header] = [
     Describe(LAYOUT.parameters, Sync(aggregate=2, late="fold")),
     Describe((), Async(max_staleness=0)),
     Described(LAYOUT),
+    Open("runs/mnist", 5),
+    Opened("runs/mnist/step-3", 3, ("damaged",)),
+    Resume(),
+    Resumed(3, b"state", GROUPS),
     Register(LAYOUT, OptimizerSpec("Adam", GROUPS), Ring(), 100, 1.5, "mean", ("running_mean",)),
+    Register(
+        LAYOUT,
+        OptimizerSpec("SGD", GROUPS),
+        Sync(),
+        directory="runs",
+        save_every=3,
+        restore="runs/step-3",
+        average=0.9,
+        tied={"b": "a"},
+    ),
     Registered(),
     Slots(),
     Bucket(7, 2),
     SlotsKept(),
     PushRequest(5, 3, "gradient", 32.0, (1, 2), GROUPS, ("running_mean",)),
     PushRequest(2**62, 0, "pull"),
+    PushRequest(5, 3, wishes=("save", "stop", "average")),
+    OwnState(b"state"),
     Verdict(5, "dropped", 9, 4, True, ("running_mean",)),
     Ask(5),
     Waiting(("/job:worker/task:1 at a:1",), 12.5, False),
@@ -103,6 +127,10 @@ EXAMPLES: list[Header] = [
     Admitted(3, "life"),
     HeldNotice(3, 5),
     Orders((Apply(1, (Part(0, 1, 2.0), Part(1, 1))), Answer(0, 1, "applied", 1, 2, True), Forget(1, 2))),
+    Orders((Cut(7), Answer(0, 1, "applied", 1, cut=True))),
+    ShardSaved(7, ShardFile("shard-0-of-1.safetensors", 12, "ab")),
+    ShardSaved(7, error="No space left on device"),
+    StopWish(),
     NormReport(3, 0.25),
     Scale(3, 0.5),
 ]

@@ -31,6 +31,10 @@ from argosy.modes import Local, Mode, Ring
 _CHIEF_JOBS = ("chief", "master")
 
 
+# Follows the checkpoints of a job, and has no address in its cluster.
+EVALUATOR = "evaluator"
+
+
 @dataclass(frozen=True)
 class Identity:
     """A task's place in its cluster, and the settings it was given."""
@@ -104,7 +108,8 @@ def discover(
         cluster, found = _find_cluster(settings, environ)
     if task is None:
         task = found if found is not None and "job_name" not in settings else _find_task(settings)
-    cluster.require(task)
+    if task.job != EVALUATOR:
+        cluster.require(task)
     asked = mode if mode is not None else read_mode(settings)
     servers, workers = cluster.count("ps"), cluster.count("worker")
     chosen = Local() if task.job not in ("ps", "worker") else choose_mode(asked, servers, workers)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from argosy.cluster.discover import discover
+from argosy.cluster.discover import EVALUATOR, discover
 from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, variable
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
@@ -60,6 +60,7 @@ class JobSpec:
     preload: tuple[str, ...] | None = PRELOAD
     # The tasks serve their devices, and one more, the client, runs the script.
     serve: bool = False
+    evaluator: bool = False
 
     def __post_init__(self) -> None:
         if not self.script.is_file():
@@ -71,15 +72,20 @@ class JobSpec:
             _at_least("--threads", self.threads, 1)
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Every task, servers first."""
+    def members(self) -> tuple[Task, ...]:
+        """The tasks that have an address, servers first."""
         servers = tuple(Task("ps", index) for index in range(self.servers))
-        workers = tuple(Task("worker", index) for index in range(self.workers))
-        return servers + workers + ((CLIENT,) if self.serve else ())
+        return servers + tuple(Task("worker", index) for index in range(self.workers))
 
     def listens(self, task: Task) -> bool:
         """Whether others connect to a task."""
-        return task != CLIENT if self.serve else task.job == "ps"
+        return task in self.members and (self.serve or task.job == "ps")
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task."""
+        evaluator = (Task(EVALUATOR, 0),) if self.evaluator else ()
+        return (*self.members, *evaluator, *((CLIENT,) if self.serve else ()))
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -121,7 +127,7 @@ def _at_least(option: str, number: int, least: int) -> None:
 def describe_cluster(addresses: Mapping[Task, Address]) -> ClusterSpec:
     """The cluster of these tasks; a job without tasks is left out."""
     jobs: dict[str, list[str]] = {}
-    for task in sorted(task for task in addresses if task != CLIENT):
+    for task in sorted(addresses):
         jobs.setdefault(task.job, []).append(str(addresses[task]))
     return ClusterSpec(jobs)
 
@@ -132,7 +138,7 @@ def plan_task(
     """What to run as `task`, on top of the environment `environ`."""
     return TaskPlan(
         task,
-        None if task == CLIENT else cluster.address(task),
+        None if task.job in (EVALUATOR, CLIENT.job) else cluster.address(task),
         (sys.executable, *job.python_flags, *job.command),
         task_environ(job, cluster, task, environ, cores) | {ERROR_FILE: str(error_file)},
         error_file,

@@ -47,7 +47,7 @@ def run(job: JobSpec) -> int:
     """Start every task, wait for the end, and report. Raises ConfigError before anything starts."""
     _fill_standard_streams()
     with ExitStack() as stack:
-        ports = stack.enter_context(Ports(job.tasks, job.listens))
+        ports = stack.enter_context(Ports(job.members, job.listens))
         cluster = describe_cluster(ports.addresses)
         check(job, cluster, os.environ)
         # From here on there is something to clear away, which no signal may come in between of.

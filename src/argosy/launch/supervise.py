@@ -72,10 +72,11 @@ Decision = Say | Send
 @dataclass(frozen=True)
 class Limits:
     """How long, in seconds: for others to end by themselves after a failure; for servers after the last
-    worker; after SIGTERM; after SIGKILL."""
+    worker; after the user's own signal, in which a job may save; after SIGTERM; after SIGKILL."""
 
     failure: float = 5.0
     servers: float = 30.0
+    interrupt: float = 30.0
     terminate: float = 3.0
     kill: float = 5.0
 
@@ -151,7 +152,7 @@ class Supervisor:
         self.interrupt = number
         return [
             Say(f"{signal_name(number)}: ending {count(len(self.running), 'task')}"),
-            *self._terminate(now),
+            *self._terminate(now, self._limits.interrupt),
         ]
 
     def _on_tick(self, now: float) -> list[Decision]:
@@ -167,8 +168,8 @@ class Supervisor:
                 self.given_up = True
                 return [Say(f"cannot be killed: {_names(self.running)}")]
 
-    def _terminate(self, now: float) -> list[Decision]:
-        self._plan(_Rung.KILL, now + self._limits.terminate)
+    def _terminate(self, now: float, patience: float | None = None) -> list[Decision]:
+        self._plan(_Rung.KILL, now + (self._limits.terminate if patience is None else patience))
         return self._send(signal.SIGTERM)
 
     def _kill(self, now: float) -> list[Decision]:
@@ -184,10 +185,11 @@ class Supervisor:
         self.deadline = deadline
 
     def _serves(self, task: Task) -> bool:
-        return task.job != self._leader
+        return task.job == "ps" if self._leader == "worker" else task.job != self._leader
 
     def _workers(self) -> list[Task]:
-        return [task for task in self.running if task.job == self._leader]
+        """Who is not there for others: the servers end after them, by themselves."""
+        return [task for task in self.running if not self._serves(task)]
 
 
 def signal_name(number: int) -> str:

@@ -1,8 +1,10 @@
-"""The short way between tasks of one machine: a Unix socket, into which tensors are written from where they lie.
+"""The short way between tasks of one machine: a Unix socket, into which tensors are written from where they
+lie.
 
 The name of the socket follows from the task's port, so a peer at a loopback address is found without asking;
-the kernel says whose process is at the other end. A message is what it is on the network, with the sizes of its
-parts before it. A sender waits until the kernel has taken all of it, so that nothing needs to be copied first.
+the kernel says whose process is at the other end. A message is what it is on the network, with the sizes of
+its parts before it. A sender waits until the kernel has taken all of it, so that nothing needs to be copied
+first.
 """
 
 from __future__ import annotations

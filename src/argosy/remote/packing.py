@@ -41,7 +41,9 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def pack(tensor: torch.Tensor, copy: bool = True) -> tuple[Packing, list[torch.Tensor]]:
-    """A copy of a tensor, as frames, and how to read them; without `copy`, its own memory where that can be."""
+    """A copy of a tensor, as frames, and how to read them; without `copy`, its own memory where that can
+    be.
+    """
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.layout is not torch.strided:
         raise TypeError(f"a {tensor.layout} tensor cannot travel: call to_dense() first")

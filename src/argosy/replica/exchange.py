@@ -5,9 +5,9 @@ One exchange a way of working: servers, alone, and the ring when it comes. Switc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -34,16 +34,46 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Keeping:
+    """Where checkpoints are kept: the newest `keep`, one every `save_every` steps."""
+
+    directory: str
+    save_every: int | None = None
+    keep: int = 5
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """From where a training goes on: `state` is this replica's own, `groups` the saved hyperparameters."""
+
+    step: int = 0
+    state: bytes = b""
+    groups: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True)
 class Training:
-    """What is trained, and until when: what a session knows when it begins."""
+    """What is trained, and until when: what a session knows when it begins.
+
+    `initial`: sets the model to what it begins from when there is no checkpoint. `average`: the decay of
+    moving averages. `state`: gives this replica's own state, to be saved. `hyperparameters`: whose count
+    when a training is resumed.
+    """
 
     model: nn.Module | None
     last_step: int | None = None
     buffer_rule: BufferRule = "chief"
+    keeping: Keeping | None = None
+    average: float | None = None
+    initial: Callable[[], None] | None = None
+    state: Callable[[], bytes] = bytes
+    hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
 
 
 class Exchange(Protocol):
     """How one replica's gradients become everybody's parameters."""
+
+    resumed: Resumed  # known once it has begun
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """Begin: the parameters become the chief's."""
@@ -57,8 +87,23 @@ class Exchange(Protocol):
     def pull(self) -> Verdict:
         """Get fresh parameters."""
 
+    def pull_average(self) -> Verdict:
+        """Get the moving averages in place of the parameters; `pull` brings these back."""
+
+    def optimizer_state(self) -> dict[int, dict[str, Any]] | None:
+        """What the optimizer keeps of each parameter, by number, as torch has it; None: it has it itself."""
+
+    def give_state(self) -> None:
+        """Give this replica's own state, if a step was saved and waits for it: before the next batch."""
+
+    def wish(self, what: Literal["save", "stop"]) -> None:
+        """With the next step: save the state soon, or end the job."""
+
+    def finish(self) -> Verdict:
+        """The last step is done: get the final parameters."""
+
     def release(self) -> None:
-        """The last step is done: the parameters get memory of their own."""
+        """The parameters get memory of their own."""
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, nn.Parameter]]:
@@ -80,3 +125,27 @@ def names_of(model: nn.Module | None, parameters: Sequence[tuple[int, nn.Paramet
         counts[group] = place + 1
         names.append(known.get(id(parameter), f"group{group}.{place}"))
     return names
+
+
+def tied_names(model: nn.Module | None) -> dict[str, str]:
+    """Every further name of a parameter or buffer in a model's `state_dict`, and its first name."""
+    if model is None:
+        return {}
+    first: dict[int, str] = {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    saved = model.state_dict(keep_vars=True)
+    tied = {}
+    for name, tensor in named:
+        if name in saved and first.setdefault(id(tensor), name) != name:
+            tied[name] = first[id(tensor)]
+    return tied
+
+
+def take_groups(optimizer: torch.optim.Optimizer, training: Training, resumed: Resumed) -> None:
+    """Give the optimizer the hyperparameters that were saved, unless the script's are to count."""
+    if resumed.groups is None or training.hyperparameters == "script":
+        return
+    for group, saved in zip(optimizer.param_groups, resumed.groups, strict=False):
+        for key, value in saved.items():
+            if key in group and not isinstance(group[key], torch.Tensor):
+                group[key] = tuple(value) if isinstance(group[key], tuple) else value

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from argosy.errors import ConfigError
-from argosy.replica.exchange import Exchange, Training, Verdict
+from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
 
 
 class Watcher(Protocol):
@@ -99,9 +99,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.watcher.after_step()
         return self.verdict
 
+    @property
+    def resumed(self) -> Resumed:
+        """From where the training goes on, once it has begun."""
+        return self._exchange.resumed
+
+    def give_state(self) -> None:
+        """Give this replica's own state, if it is wanted: called by the session before each batch."""
+        self._exchange.give_state()
+
+    def wish(self, what: Literal["save", "stop"]) -> None:
+        """With the next step: save the state soon, or end the job. Called by the session."""
+        self._exchange.wish(what)
+
+    def pull(self, average: bool = False) -> Verdict:
+        """Get fresh parameters, or their moving averages, without giving a gradient."""
+        self.verdict = self._exchange.pull_average() if average else self._exchange.pull()
+        return self.verdict
+
     def finish(self) -> None:
         """Get the final parameters, in memory of their own: called by the session."""
-        self.verdict = self._exchange.pull()
+        self.verdict = self._exchange.finish()
+        self._exchange.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's own: what the servers keep of each parameter is fetched from them."""
+        kept = self._exchange.optimizer_state() if self._started else None
+        plain = self._inner.state_dict()
+        return plain if kept is None else {**plain, "state": kept}
+
+    def abandon(self) -> None:
+        """The training has failed: let go of what it holds."""
         self._exchange.release()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

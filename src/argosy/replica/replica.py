@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from argosy.cluster.discover import Identity, discover, take_flags
+from argosy.cluster.discover import EVALUATOR, Identity, discover, take_flags
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
-from argosy.events import say
 from argosy.modes import BufferRule, Local, Mode
 from argosy.replica import farewell
 from argosy.replica.serving import Server, connect
@@ -23,12 +22,18 @@ from argosy.store.placement import Greedy, UserPlacement
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.utils.data import Dataset
 
     from argosy.hooks.hook import Hook
     from argosy.replica.exchange import Exchange
+    from argosy.replica.loader import Loader
     from argosy.replica.optimizer import DistributedOptimizer
     from argosy.replica.served import Options
     from argosy.session.session import Session
+    from argosy.session.state import Stateful
+
+
+T = TypeVar("T")
 
 
 def join(
@@ -113,7 +118,12 @@ class Replica:
     @property
     def is_chief(self) -> bool:
         """Whether this is worker 0, which initialises the parameters."""
-        return self.index == 0
+        return self.index == 0 and not self.is_evaluator
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this task evaluates the checkpoints of the others, and does not train."""
+        return self._identity.task.job == EVALUATOR
 
     @property
     def mode(self) -> Mode:
@@ -181,24 +191,65 @@ class Replica:
         *,
         last_step: int | None = None,
         directory: str | os.PathLike[str] | None = None,
+        save_every: int | None = None,
+        save_seconds: float | None = None,
+        keep: int = 5,
+        average: float | None = None,
+        initial: str | os.PathLike[str] | None = None,
+        state: Mapping[str, Stateful] | None = None,
+        hyperparameters: Literal["checkpoint", "script"] = "checkpoint",
+        evaluate: Callable[[nn.Module], Any] | None = None,
         buffers: BufferRule = "chief",
         hooks: Sequence[Hook] = (),
     ) -> Session:
         """The frame of a training: begins from the chief's parameters, ends for all at `last_step` updates.
 
+        `directory`: checkpoints are kept there, the newest `keep`, one every `save_every` updates or every
+        `save_seconds` (600 if neither is said) and one at the end; a training that finds one goes on from it.
+        `average`: keep moving averages of the parameters with this decay, for `session.averaged()`.
+        `initial`: a file with a `state_dict` to begin from. `state`: what else is kept with the checkpoints,
+        such as `{"scheduler": scheduler}`. `hyperparameters`: when a training is resumed, those of the
+        "checkpoint" count, or those of the "script". `evaluate`: what an evaluator does with each checkpoint.
         `buffers`: whose running statistics (of BatchNorm and the like) everybody gets, the "chief"'s or the
         "mean" of all. `hooks`: what else happens along with it, see `argosy.hooks`.
         """
         from argosy.replica.exchange import Training
+        from argosy.session.beginning import initial_values, plan
         from argosy.session.session import Session
 
         if last_step is not None and last_step < 0:
             raise ConfigError("last_step", "a number of updates, 0 or more", last_step)
         if buffers not in ("chief", "mean"):
             raise ConfigError("buffers", "chief or mean", repr(buffers))
-        if directory is not None:
-            say(f"directory {os.fspath(directory)}: this version writes no checkpoints yet")
-        return Session(self, optimizer, Training(model, last_step, buffers), hooks)
+        if hyperparameters not in ("checkpoint", "script"):
+            raise ConfigError("hyperparameters", "checkpoint or script", repr(hyperparameters))
+        if average is not None and not 0 < average < 1:
+            raise ConfigError("average", "a decay between 0 and 1, such as 0.999", average)
+        keeping, saving = plan(directory, save_every, save_seconds, keep)
+        training = Training(
+            model,
+            last_step,
+            buffers,
+            keeping,
+            average,
+            None if initial is None else initial_values(model, initial),
+            hyperparameters=hyperparameters,
+        )
+        if self.is_evaluator:
+            from argosy.session.evaluation import EvaluatorSession
+
+            return EvaluatorSession(self, optimizer, training, evaluate, self._identity.wait)
+        return Session(self, optimizer, training, [*saving, *hooks], state)
+
+    def loader(self, dataset: Dataset[T], batch_size: int, seed: int = 0, **options: Any) -> Loader[T]:
+        """Batches of this replica's own share of `dataset`, reshuffled each epoch; resumes where it was.
+
+        `seed`: the same on every replica. `shuffle`, `drop_last` and all other options are as of torch's
+        DataLoader.
+        """
+        from argosy.replica.loader import Loader
+
+        return Loader(dataset, batch_size, seed, self.index, self.count, **options)
 
     def barrier(self) -> None:
         """Wait until every worker is here."""

@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from argosy.events import say
 from argosy.modes import Mode
-from argosy.replica.exchange import Training, Verdict, names_of, parameters_of
+from argosy.replica.exchange import (
+    Resumed,
+    Training,
+    Verdict,
+    names_of,
+    parameters_of,
+    take_groups,
+    tied_names,
+)
 from argosy.replica.model_state import ModelState
 from argosy.replica.overlap import Overlap
 from argosy.replica.packing import Packing
+from argosy.replica.slots import gather_slots
 from argosy.store.client import StoreClient
 from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe, groups_of
 from argosy.store.placement import UserPlacement, place
 from argosy.wire.frames import Dtype
 from argosy.wire.message import Message
-from argosy.wire.protocol import Group, PushRequest, Register
+from argosy.wire.protocol import Group, Opened, PushRequest, Register, Wish
 from argosy.wire.protocol import Verdict as WireVerdict
 from argosy.wire.tensors import dtype_name
 
@@ -60,15 +70,36 @@ class ServedExchange:
         self._version = 0
         self._groups: tuple[Group, ...] | None = None
         self._overlap: Overlap | None = None
+        self._restore = ""  # the checkpoint that the training begins from
+        self._cut = False  # whether a step was saved, and waits for this replica's state
+        self._wishes: dict[Wish, None] = {}
+        self.resumed = Resumed()
 
     # --- beginning ----------------------------------------------------------------------------------------
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
+        if self._is_chief:
+            self._open(training)
         self._state = ModelState(training.model, (p for _, p in parameters_of(optimizer)))
         self._register()
+        if training.keeping is not None:
+            found = self._client.resume()
+            self.resumed = Resumed(found.step, found.state, found.groups)
+            take_groups(optimizer, training, self.resumed)
         return self.pull()
+
+    def _open(self, training: Training) -> None:
+        """Find out what the training begins from, and say it."""
+        begin = training.initial
+        if training.keeping is not None:
+            opened = self._client.open(training.keeping.directory, training.keeping.keep)
+            self._restore = opened.checkpoint
+            begin = None if opened.checkpoint or opened.again else begin
+            say_beginning(opened, training.keeping.directory)
+        if begin is not None:
+            begin()
 
     def _register(self) -> None:
         """Agree with the others on the layout of all parameters that the optimizer has now."""
@@ -109,6 +140,7 @@ class ServedExchange:
 
     def _registrations(self, layout: Layout) -> list[tuple[Register, list[torch.Tensor]]]:
         values = self._packing.values()
+        keeping = self._training.keeping
         buffers = self._state.everything() if not self._layout.blocks else {}
         result = []
         for server in range(self._servers):
@@ -121,6 +153,11 @@ class ServedExchange:
                 self._training.buffer_rule,
                 tuple(buffers) if server == 0 else (),
                 self._options.wire_dtype,
+                "" if keeping is None else keeping.directory,
+                None if keeping is None else keeping.save_every,
+                self._restore,
+                self._training.average,
+                tied_names(self._training.model),
             )
             known = len(self._layout.blocks_of(server))
             tensors = values.get(server, [])[known:]
@@ -149,6 +186,40 @@ class ServedExchange:
         """See `Exchange`."""
         return self._push("pull", {})
 
+    def pull_average(self) -> Verdict:
+        """See `Exchange`."""
+        self._wishes["average"] = None
+        return self._push("pull", {})
+
+    def optimizer_state(self) -> dict[int, dict[str, Any]]:
+        """See `Exchange`."""
+        self._wishes["slots"] = None
+        answers = self._ask("pull", {})
+        found: dict[int, dict[str, Any]] = {}
+        for server, answer in enumerate(answers):
+            frames = iter(answer.tensors)
+            blocks = self._layout.blocks_of(server)
+            for number, names, steps in zip(blocks, answer.header.slots, answer.header.steps, strict=True):
+                slots = {name: next(frames) for name in names}
+                gather_slots(found, self._layout, number, slots, steps)
+        self.pull()  # on one host the answer came to where the parameters live
+        return found
+
+    def wish(self, what: Literal["save", "stop"]) -> None:
+        """See `Exchange`."""
+        self._wishes[what] = None
+
+    def give_state(self) -> None:
+        """See `Exchange`."""
+        if self._cut:
+            self._cut = False
+            self._client.give_state(self._training.state())
+
+    def finish(self) -> Verdict:
+        """See `Exchange`."""
+        self._cut = self._training.keeping is not None
+        return self.pull()
+
     def _push(
         self,
         kind: Literal["gradient", "skip", "pull"],
@@ -158,12 +229,26 @@ class ServedExchange:
         buffers: tuple[str, ...] = (),
         ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> Verdict:
+        return self._take(self._ask(kind, tensors, weight, absent, buffers, ahead))
+
+    def _ask(
+        self,
+        kind: Literal["gradient", "skip", "pull"],
+        tensors: dict[int, list[torch.Tensor]],
+        weight: float = 1.0,
+        absent: tuple[int, ...] = (),
+        buffers: tuple[str, ...] = (),
+        ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    ) -> list[Message[WireVerdict]]:
         groups = groups_of(self._optimizer)
         news = groups if groups != self._groups else None
-        request = PushRequest(0, self._version, kind, weight, absent, news, buffers)
+        self.give_state()
+        wishes = tuple(self._wishes)
+        self._wishes.clear()
+        request = PushRequest(0, self._version, kind, weight, absent, news, buffers, wishes=wishes)
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups
-        return self._take(answers)
+        return answers
 
     def _take(self, answers: Sequence[Message[WireVerdict]]) -> Verdict:
         first = answers[0].header
@@ -174,6 +259,7 @@ class ServedExchange:
             values[0] = values[0][:count]
         self._packing.unpack(values, self._client.in_place)
         self._version = first.step
+        self._cut = first.cut
         return Verdict(first.status, first.step, first.staleness, first.stop)
 
     def release(self) -> None:
@@ -181,3 +267,13 @@ class ServedExchange:
         self._packing.release()
         if self._overlap is not None:
             self._overlap.close()
+
+
+def say_beginning(opened: Opened, directory: str) -> None:
+    """Where a training begins, for a person."""
+    for note in opened.notes:
+        say(note)
+    if opened.checkpoint:
+        say(f"goes on from step {opened.step}: {opened.checkpoint}")
+    elif not opened.again:
+        say(f"begins at step 0: no checkpoint in {directory}")

@@ -16,6 +16,7 @@ from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.events import say
+from argosy.replica.signals import Signals
 from argosy.wire.channel import Arrival, Channel, Listener, Peer
 from argosy.wire.protocol import Header
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
@@ -115,14 +116,27 @@ class Server:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         # Moments that fade towards zero become denormal numbers, with which a processor is many times slower.
         torch.set_flush_denormal(True)
-        ParameterServer(
+        server = ParameterServer(
             self._cluster,
             self._task.index,
             listener,
             lambda task: connect(self._cluster, self._task, task),
             self._wait,
             lane=self._inbox.lane if self._inbox is not None else "",
-        ).run()
+        )
+
+        def stop() -> bool:
+            server.stop_wanted = True
+            return server.saves
+
+        signals = Signals(stop)
+        signals.enter()
+        try:
+            server.run()
+        finally:
+            signals.leave()
+        if signals.received is not None:
+            raise SystemExit(128 + signals.received)
 
     def _hand_over(self, arrivals: list[Arrival]) -> Listener:
         """A worker has come: from now on this is a parameter server, and no longer a client's device."""

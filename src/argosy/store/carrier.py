@@ -15,11 +15,13 @@ import torch
 from argosy.errors import ConfigError, WireError
 from argosy.modes import Mode, Sync
 from argosy.store.buffers import Buffers
+from argosy.store.layout import Layout
+from argosy.store.saving import Saving
 from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
-from argosy.update.decisions import Answer, Apply, Decision, Forget
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget
 from argosy.wire.message import Message
-from argosy.wire.protocol import Bucket, Group, Header, PushRequest, Register, Verdict
+from argosy.wire.protocol import Bucket, Group, Header, PushRequest, Register, Verdict, Wishes
 from argosy.wire.tensors import torch_dtype
 
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
@@ -29,6 +31,7 @@ class _HeldPush(msgspec.Struct, frozen=True, eq=False):
     gradient: Gradient
     groups: tuple[Group, ...]
     buffers: dict[str, torch.Tensor]
+    wishes: Wishes = ()
 
     def copy(self) -> _HeldPush:
         """The same in memory of its own."""
@@ -43,7 +46,7 @@ class Carrier:
     """The hands of a server.
 
     `reply` sends to a worker, and `copies` says whether it has copied the tensors when it returns;
-    `report_norm` tells the coordinator this share of a step's norm.
+    `report_norm` tells the coordinator this share of a step's norm; `saving` keeps the state.
     """
 
     def __init__(
@@ -52,14 +55,17 @@ class Carrier:
         reply: Reply,
         report_norm: Callable[[int, float], None],
         copies: Callable[[int], bool],
+        saving: Saving,
         workers: int,
     ) -> None:
         self.shard = Shard(server)
         self.buffers = Buffers()
+        self.layout = Layout()
         self.step = 0
         self._reply = reply
         self._report_norm = report_norm
         self._copies = copies
+        self._saving = saving
         self._workers = workers
         self._mode: Mode | None = None
         self._clip = False
@@ -81,7 +87,10 @@ class Carrier:
         count = len(message.tensors) - len(header.buffers)
         if count < 0:
             raise WireError("register: fewer frames than buffers")
+        known = self.shard.count
+        self.shard.average = header.average
         self.shard.extend(header.layout, header.optimizer, message.tensors[:count])
+        self.layout = header.layout
         self.buffers.initialise(
             header.buffer_rule, dict(zip(header.buffers, message.tensors[count:], strict=True))
         )
@@ -90,6 +99,9 @@ class Carrier:
         self._wire = None if header.wire_dtype is None else torch_dtype(header.wire_dtype)
         self._early = [] if self._workers > 2 and _order_is_sure(header.mode) else None
         self._first_groups = header.optimizer.groups
+        if (step := self._saving.register(header, self.shard, known)) is not None:
+            self.step = step
+            self.buffers.initialise(header.buffer_rule, self._saving.buffers())
 
     def keep_slots(self, worker: int, slots: Sequence[torch.Tensor]) -> None:
         """The memory in which a worker's gradients for this server will lie."""
@@ -125,7 +137,7 @@ class Carrier:
             blocks = whole
         gradient = self.shard.accept(blocks, header.absent)
         groups = self._groups.get(worker, self._first_groups)
-        self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers)
+        self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers, header.wishes)
         return True
 
     def keep_bucket(self, worker: int, message: Message[Bucket]) -> None:
@@ -177,6 +189,9 @@ class Carrier:
                     self._answer(answer)
                 case Forget(worker, seq):
                     self._settle(worker, seq)
+                case Cut(step):
+                    groups = self._groups.get(0, self._first_groups)  # the chief's
+                    self._saving.cut(step, self.shard, self.layout, self.buffers.everything(), groups)
 
     def scale(self, step: int, factor: float) -> None:
         """The factor of the step that stands still is known: go on."""
@@ -197,7 +212,7 @@ class Carrier:
 
     def _finish(self, apply: Apply, factor: float) -> None:
         held = [(part.worker, self._settle(part.worker, part.seq)) for part in apply.parts]
-        self.shard.update(self._agreed(held), factor)
+        self.shard.update(self._agreed(held), factor, apply.step)
         if self._early is not None:
             self._early.clear()
         for worker, push in held:
@@ -226,22 +241,40 @@ class Carrier:
 
     def _answer(self, answer: Answer) -> None:
         key = (answer.worker, answer.seq)
+        wishes: Wishes = ()
         if answer.status in ("skipped", "pulled"):  # no part of any step
-            self._settle(*key)
+            wishes = self._settle(*key).wishes
         elif key in self._held:  # its worker goes on before the step is made, and may write to its memory
             self._held[key] = self._held[key].copy()
-        verdict = Verdict(answer.seq, answer.status, answer.step, answer.staleness, answer.stop)
-        self._send(answer.worker, verdict)
+        verdict = Verdict(
+            answer.seq, answer.status, answer.step, answer.staleness, answer.stop, cut=answer.cut
+        )
+        if "slots" in wishes:
+            self._send_slots(answer.worker, verdict)
+        else:
+            self._send(answer.worker, verdict, "average" in wishes)
 
-    def _send(self, worker: int, verdict: Verdict) -> None:
+    def _send_slots(self, worker: int, verdict: Verdict) -> None:
+        """Answer with what the optimizer keeps of each block, in place of its values."""
+        blocks = list(self.shard.blocks())
+        kept = [{k: t for k, t in block.tensors.items() if k.startswith("slot/")} for block in blocks]
+        header = msgspec.structs.replace(
+            verdict,
+            slots=tuple(tuple(name.removeprefix("slot/") for name in slots) for slots in kept),
+            steps=tuple(tuple(block.steps) for block in blocks),
+        )
+        self._verdicts[worker] = verdict
+        self._reply(worker, header, [tensor.clone() for slots in kept for tensor in slots.values()])
+
+    def _send(self, worker: int, verdict: Verdict, average: bool = False) -> None:
         everything = verdict.status == "pulled"
         buffers = self.buffers.everything() if everything else self.buffers.moving()
         if verdict.status != "duplicate":
             self._verdicts[worker] = verdict
-        header = Verdict(
-            verdict.seq, verdict.status, verdict.step, verdict.staleness, verdict.stop, tuple(buffers)
-        )
-        if self._copies(worker):
+        header = msgspec.structs.replace(verdict, buffers=tuple(buffers)) if buffers else verdict
+        if average:
+            values = self.shard.averages()
+        elif self._copies(worker):
             values = self.shard.live()
         else:
             values = self.shard.values(None if everything else self._wire)

@@ -37,10 +37,15 @@ from argosy.wire.protocol import (
     Left,
     Meet,
     Met,
+    Open,
+    Opened,
+    OwnState,
     PushRequest,
     Refused,
     Register,
     Registered,
+    Resume,
+    Resumed,
     Slots,
     SlotsKept,
     Verdict,
@@ -144,6 +149,20 @@ class StoreClient:
         for server in reversed(range(len(self._channels))):
             self._channels[server].send(*registrations[server])
             self._await(server, Registered)
+
+    def open(self, directory: str, keep: int) -> Opened:
+        """Have checkpoints kept in a directory, and learn what is in it. Raises ConfigError."""
+        self._channels[0].send(Open(directory, keep))
+        return self._await(0, Opened).header
+
+    def resume(self) -> Resumed:
+        """From where this worker goes on."""
+        self._channels[0].send(Resume())
+        return self._await(0, Resumed).header
+
+    def give_state(self, state: bytes) -> None:
+        """This worker's own state, for the step that was saved."""
+        self._channels[0].send(OwnState(state))
 
     def reserve(self, server: int, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
         """Tensors to write a push to a server into."""

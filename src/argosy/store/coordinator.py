@@ -15,7 +15,18 @@ from argosy.store.layout import Layout
 from argosy.store.meetings import Meetings
 from argosy.update.admission import admission_for
 from argosy.update.clipping import NormCollector
-from argosy.update.coordination import Arrived, Coordination, Event, Finished, Held, Lost
+from argosy.update.coordination import (
+    Arrived,
+    Coordination,
+    CutWanted,
+    CutWritten,
+    Event,
+    Finished,
+    Held,
+    Lost,
+    StopWanted,
+)
+from argosy.update.cuts import Cuts
 from argosy.update.decisions import Decision, Push
 from argosy.update.membership import Presence, Roster
 from argosy.wire.protocol import (
@@ -29,6 +40,7 @@ from argosy.wire.protocol import (
     Register,
     Scale,
     Waiting,
+    Wishes,
 )
 
 CHIEF = 0
@@ -103,6 +115,7 @@ class Coordinator:
     def fail(self, task: Task, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
         if self.failure is None:
+            self._core.cuts = None  # what is wrong may be in the parameters: what is saved stays as it is
             self.failure = JobOver(str(task), reason)
             for worker in list(self.roster.awaited()):
                 self._tell(worker, self.failure)
@@ -113,11 +126,13 @@ class Coordinator:
         self._describing[worker] = request
         self._answer_descriptions()
 
-    def register(self, header: Register) -> None:
-        """The chief has registered: from now on there is a mode, and a layout."""
+    def register(self, header: Register, step: int) -> None:
+        """The chief has registered: from now on there is a mode, and a layout. The job begins at `step`."""
         if self.mode is None:
-            admission = admission_for(header.mode, self.roster, header.last_step)
+            admission = admission_for(header.mode, self.roster, header.last_step, step)
             self._core.admission = admission
+            if header.directory:
+                self._core.cuts = Cuts(header.save_every, step)
             if header.clip_norm is not None:
                 self._norms = NormCollector(self._servers, header.clip_norm)
         self.mode = header.mode
@@ -188,6 +203,22 @@ class Coordinator:
             self.progress_at = time.monotonic()
             for worker in values:
                 self._tell(worker, Met(number, values))
+
+    # --- saving and stopping ------------------------------------------------------------------------------
+    def wish(self, wishes: Wishes) -> None:
+        """What a worker wants with a push: that the state is saved, or that the job ends."""
+        if "save" in wishes:
+            self._on(CutWanted())
+        if "stop" in wishes:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the job after the step that is being collected."""
+        self._on(StopWanted())
+
+    def written(self) -> None:
+        """The latest cut is on the disk, or could not be written."""
+        self._on(CutWritten())
 
     def _on(self, event: Event) -> None:
         if decisions := self._core.on(event):

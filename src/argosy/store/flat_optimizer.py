@@ -28,13 +28,36 @@ class FlatOptimizer:
         if missing := sorted(self._rule.needs - group.keys()):
             raise ConfigError(f"hyperparameters of {name}", f"{missing[0]} among them", sorted(group))
         self._values: dict[str, Any] = dict(group)
-        self._runs = [[self._whole(block)] for block in blocks]
+        self._blocks = list(blocks)
+        firsts = self._rule.slots(self._values)
+        # The whole of each slot; the runs have views of it.
+        self._slots = [{name: torch.full_like(b, first) for name, first in firsts.items()} for b in blocks]
+        self._runs = [[self._run(number, 0, block.numel(), 0.0)] for number, block in enumerate(blocks)]
 
-    def _whole(self, block: torch.Tensor) -> Run:
-        slots = {
-            name: torch.full_like(block, first) for name, first in self._rule.slots(self._values).items()
-        }
-        return Run(0, block.numel(), block, slots, torch.zeros(()))
+    def _run(self, number: int, start: int, stop: int, step: float) -> Run:
+        slots = {name: slot[start:stop] for name, slot in self._slots[number].items()}
+        return Run(start, stop, self._blocks[number][start:stop], slots, torch.tensor(float(step)))
+
+    def slots(self, number: int) -> dict[str, torch.Tensor]:
+        """The state that is kept for a block, by name."""
+        return self._slots[number]
+
+    def steps(self, number: int) -> list[tuple[int, int, float]]:
+        """The updates so far of each stretch of a block: start, stop, count."""
+        return [(run.start, run.stop, float(run.step)) for run in self._runs[number]]
+
+    def restore(self, number: int, steps: Iterable[tuple[int, int, float, float]]) -> None:
+        """The slots of a block hold what was saved; of each part: start, stop, updates so far, stretch.
+
+        Neighbours of one stretch become one again: on a part of its own, a kernel may round otherwise.
+        """
+        joined: list[tuple[int, int, float, float]] = []
+        for start, stop, *kind in steps:
+            if joined and joined[-1][1] == start and list(joined[-1][2:]) == kind:
+                joined[-1] = (joined[-1][0], stop, kind[0], kind[1])
+            else:
+                joined.append((start, stop, kind[0], kind[1]))
+        self._runs[number] = [self._run(number, start, stop, count) for start, stop, count, _ in joined]
 
     def configure(self, group: Group) -> None:
         """Hyperparameters from now on."""
@@ -42,9 +65,11 @@ class FlatOptimizer:
             return
         self._values |= group
         slots = self._rule.slots(self._values)
-        for run in (run for runs in self._runs for run in runs):
-            for name in slots.keys() - run.slots.keys():  # momentum was switched on, for example
-                run.slots[name] = torch.full_like(run.parameter, slots[name])
+        for number, kept in enumerate(self._slots):
+            for name in slots.keys() - kept.keys():  # momentum was switched on, for example
+                kept[name] = torch.full_like(self._blocks[number], slots[name])
+                for run in self._runs[number]:
+                    run.slots[name] = kept[name][run.start : run.stop]
 
     def update(self, gradients: Sequence[torch.Tensor | None], absent: Sequence[Sequence[Range]]) -> None:
         """Apply a gradient for each block (None: nothing in it has one), except in the `absent` ranges."""

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
-from argosy.errors import ArgosyError, ConfigError, JobFailed, TaskLost, WaitTimeout, WireError
-from argosy.events import say, say_waiting
-from argosy.modes import Sync
+from argosy.errors import ArgosyError, ConfigError, JobFailed, WireError
+from argosy.events import say
+from argosy.store.absence import Absence
 from argosy.store.attendance import Attendance
 from argosy.store.carrier import Carrier
 from argosy.store.coordinator import Coordinator
 from argosy.store.layout import check_layout
 from argosy.store.links import Links
+from argosy.store.reception import Reception, refusal
+from argosy.store.saving import Saving
 from argosy.store.status import report
-from argosy.update.decisions import Decision, Push
+from argosy.update.decisions import Cut, Decision, Push
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
 from argosy.wire.message import Message
 from argosy.wire.protocol import (
@@ -40,18 +41,23 @@ from argosy.wire.protocol import (
     Left,
     Meet,
     NormReport,
+    Open,
     Orders,
+    OwnState,
     PushRequest,
     Refused,
     Register,
     Registered,
+    Resume,
+    Resumed,
     Scale,
+    ShardSaved,
     Slots,
     SlotsKept,
     StatusReport,
     StatusRequest,
+    StopWish,
     Waiting,
-    Welcome,
 )
 
 if TYPE_CHECKING:
@@ -80,20 +86,29 @@ class ParameterServer:
         self.task = Task("ps", index)
         self._cluster = cluster
         self._listener = listener
-        self._wait = wait
-        self._lane = lane
         self._attendance = Attendance(cluster, self.task, self._is_here)
-        self._early: dict[Peer, Hello] = {}  # workers that came before the servers had found each other
-        self._admitted: dict[int, str] = {}  # the life of each worker that the coordinator has let in
         self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self._over: JobOver | None = None
-        self._started = self._last_notice = time.monotonic()
+        self.stop_wanted = False  # set by a signal
         self._failed_at: float | None = None
         self._looked = 0.0
         self._unsettled = True
-        self._carrier = Carrier(index, self._reply, self._report_norm, self._copies, cluster.count("worker"))
+        self._saving = Saving(index, cluster.count("ps"))
+        self._carrier = Carrier(
+            index, self._reply, self._report_norm, self._copies, self._saving, cluster.count("worker")
+        )
         self._coordinator = self._make_coordinator() if index == 0 else None
         self._links = Links(cluster, self.task, connect, use_lane=bool(lane))
+        self._reception = Reception(cluster, listener, self._attendance, self._links, self._coordinator, lane)
+        self._absence = Absence(
+            self.task,
+            cluster,
+            self._coordinator,
+            self._links,
+            self._reception,
+            self._carrier.buffers,
+            wait,
+        )
 
     def _make_coordinator(self) -> Coordinator:
         return Coordinator(
@@ -109,11 +124,16 @@ class ParameterServer:
         """Serve until the job is over; raises if it ended badly."""
         try:
             while not (self._look_around() and self._is_over()):
-                self._step(self._listener.receive(timeout=1.0 if self._links.ready else _LINK_EVERY))
+                self._step(self._listener.receive(timeout=self._patience()))
             self._end()
         finally:
+            self._saving.close()
             self._links.close()
             self._listener.close()
+
+    def _patience(self) -> float:
+        """How long to wait for a message before looking around."""
+        return _LINK_EVERY if not self._links.ready or self._saving.busy else 1.0
 
     def _look_around(self) -> bool:
         """Keep the time when there is a reason to, which a push in the middle of training is not."""
@@ -132,7 +152,7 @@ class ParameterServer:
             case Departure(peer):
                 self._unsettled = True
                 self._attendance.depart(peer)
-                self._early.pop(peer, None)
+                self._reception.depart(peer)
             case Garbage(peer, reason) if (task := self._attendance.task(peer)) is not None:
                 say(f"{self.task} threw away a message of {task}: {reason}")
 
@@ -141,7 +161,7 @@ class ParameterServer:
         task = self._attendance.task(peer)
         try:
             if isinstance(header, Hello):
-                self._greet(peer, header)
+                self._reception.greet(peer, header)
             elif isinstance(header, StatusRequest):
                 lines = report(self._cluster, self._coordinator, self._waiting())
                 self._listener.send(peer, StatusReport(lines))
@@ -162,45 +182,6 @@ class ParameterServer:
         else:
             self._from_worker(task, message)
 
-    def _greet(self, peer: Peer, hello: Hello) -> None:
-        if self._is_early(hello):
-            self._early[peer] = hello
-            missing = tuple(self._cluster.describe(task) for task in self._links.missing())
-            if missing:
-                self._listener.send(peer, Waiting(missing, time.monotonic() - self._started))
-            return
-        try:
-            task, again = self._attendance.greet(peer, hello)
-        except ConfigError as error:
-            refusal = Refused("config", error.field, error.expected, str(error.got), error.remedy)
-            self._listener.send(peer, refusal)
-            return
-        coordinator = self._coordinator
-        if coordinator is None or task.job == "ps":
-            self._listener.send(peer, Welcome(lane=self._lane))
-        elif coordinator.failure is not None:
-            self._listener.send(peer, coordinator.failure)
-        else:
-            if not again:
-                self._links.tell_all(Admitted(task.index, hello.life))
-            base = coordinator.arrive(task.index, again)
-            self._listener.send(peer, Welcome(base, self._lane, coordinator.meetings_held))
-
-    def _is_early(self, hello: Hello) -> bool:
-        """Whether a worker must wait: for the servers to find each other, or for the coordinator's word.
-
-        Who takes part is the coordinator's to say: a stranger who calls himself a worker waits here forever.
-        """
-        if not hello.task.startswith("/job:worker/"):
-            return False
-        stranger = self._coordinator is None and hello.life not in self._admitted.values()
-        return stranger or not self._links.ready
-
-    def _greet_early(self) -> None:
-        early, self._early = self._early, {}
-        for peer, hello in early.items():
-            self._greet(peer, hello)
-
     def _is_here(self, task: Task) -> bool:
         if task.job == "ps":
             return True
@@ -216,11 +197,18 @@ class ParameterServer:
                 self._register(task, Message(header, message.tensors))
             case Bucket():
                 self._carrier.keep_bucket(task.index, Message(header, message.tensors))
+            case OwnState(state):
+                self._saving.give_state(task.index, state)
             case Slots():
                 self._carrier.keep_slots(task.index, message.tensors)
                 self._reply(task.index, SlotsKept(), ())
             case Ask():
                 self._reply(task.index, self._waiting(task.index, header.seq), ())
+            case Open() if self._coordinator is not None:
+                self._reply(task.index, self._saving.open(header), ())
+            case Resume() if self._coordinator is not None:
+                state = self._saving.states.get(task.index, b"")
+                self._reply(task.index, Resumed(self._coordinator.step, state, self._saving.groups), ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)
             case Meet() if self._coordinator is not None:
@@ -243,8 +231,11 @@ class ParameterServer:
             case Fail(reason) if self._coordinator is not None:
                 self._coordinator.fail(task, reason)
             case Admitted(worker, life) if task.index == 0:
-                self._admitted[worker] = life
-                self._greet_early()
+                self._reception.admit(worker, life)
+            case ShardSaved() if self._coordinator is not None:
+                self._saving.collect(task.index, header)
+            case StopWish() if self._coordinator is not None:
+                self._coordinator.stop()
             case Orders(decisions, pushes) if task.index == 0:
                 for worker, request in pushes:
                     self._carrier.hold_shared(worker, request)
@@ -259,6 +250,8 @@ class ParameterServer:
 
     def _push(self, worker: int, message: Message[PushRequest]) -> None:
         header = message.header
+        if header.wishes and self._coordinator is not None:
+            self._coordinator.wish(header.wishes)
         if not self._carrier.hold(worker, message):
             return
         if self._coordinator is None:
@@ -274,11 +267,38 @@ class ParameterServer:
     def _register(self, task: Task, message: Message[Register]) -> None:
         if task != Task("worker", 0):
             raise WireError("only the chief registers")
-        check_layout(message.header.layout, self._cluster.count("ps"), len(message.header.optimizer.groups))
-        self._carrier.register(message)
+        header = message.header
+        check_layout(header.layout, self._cluster.count("ps"), len(header.optimizer.groups))
+        try:
+            self._carrier.register(message)
+        except ConfigError as error:
+            self._reply(0, refusal(error), ())
+            return
         self._reply(0, Registered(), ())
         if self._coordinator is not None:
-            self._coordinator.register(message.header)
+            self._coordinator.register(header, self._carrier.step)
+
+    def _advance_saving(self) -> None:
+        """See what has been written in the background."""
+        report = self._saving.written()
+        if report is not None and self._coordinator is None:
+            self._links.tell(0, report)
+        if self._coordinator is not None:
+            present = set(self._coordinator.roster.present())
+            if self._saving.published(present) is not None:
+                self._coordinator.written()
+
+    @property
+    def saves(self) -> bool:
+        """Whether this job keeps checkpoints."""
+        return self._saving.planned
+
+    def _stop(self) -> None:
+        """This server was told to end: end the job after the next step, in good order."""
+        if self._coordinator is not None:
+            self._coordinator.stop()
+        else:
+            self._links.tell(0, StopWish())
 
     def _leave(self, task: Task) -> None:
         self._unsettled = True
@@ -297,6 +317,8 @@ class ParameterServer:
         return peer is not None and self._listener.copies(peer)
 
     def _order(self, decisions: Sequence[Decision]) -> None:
+        if any(isinstance(decision, Cut) for decision in decisions) and self._coordinator is not None:
+            self._saving.await_states(self._coordinator.roster.present())
         self._links.tell_all(Orders(tuple(decisions), tuple(self._untold)))
         self._untold.clear()
         self._carrier.carry_out(decisions)
@@ -327,56 +349,19 @@ class ParameterServer:
     # --- time ---------------------------------------------------------------------------------------------
     def _keep_time(self, now: float) -> None:
         if not self._links.ready and self._links.advance():
-            self._greet_early()
-        if now - self._last_notice >= NOTICE_EVERY:
-            self._last_notice = now
-            for task in self._missing():
-                say_waiting(self._cluster.describe(task), now - self._started)
+            self._reception.greet_early()
+        if self._saving.busy:
+            self._advance_saving()
+        if self.stop_wanted:
+            self.stop_wanted = False
+            self._stop()
         for task in self._attendance.overdue():
-            self._lose(task)
-        if now - self._started > self._wait:
-            self._give_up_on(self._missing())
-
-    def _missing(self) -> list[Task]:
-        servers = self._links.missing()
-        if self._coordinator is None:
-            return servers
-        early = {hello.task for hello in self._early.values()}
-        workers = [Task("worker", worker) for worker in self._coordinator.roster.missing()]
-        return servers + [task for task in workers if str(task) not in early]
-
-    def _give_up_on(self, missing: Sequence[Task]) -> None:
-        if not missing:
-            return
-        error = WaitTimeout(
-            f"{self.task} gave up waiting", [self._cluster.describe(task) for task in missing], self._wait
-        )
-        coordinator = self._coordinator
-        nobody = coordinator is None or coordinator.mode is None
-        if (
-            nobody
-            or isinstance(coordinator and coordinator.mode, Sync)
-            or any(t.job == "ps" for t in missing)
-        ):
-            if coordinator is not None:
-                coordinator.fail(self.task, str(error))
-            raise error
-        say(f"{error}; the job goes on without")
-        for task in missing:
-            self._lose(task)
-
-    def _lose(self, task: Task) -> None:
-        if task.job == "ps":
-            error = TaskLost(self._cluster.describe(task), "its connection ended")
-            if self._coordinator is None:
-                raise error
-            self._coordinator.fail(task, str(error))
-        elif self._coordinator is not None and task.index in set(self._coordinator.roster.awaited()):
-            say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
-            self._carrier.buffers.forget(task.index)
-            self._coordinator.lose(task.index)
+            self._absence.lose(task)
+        self._absence.look(now)
 
     def _is_over(self) -> bool:
+        if self._saving.busy:
+            return False
         if self._coordinator is None:
             return self._over is not None
         if self._coordinator.roster.everyone_left():

@@ -6,11 +6,13 @@ to whoever brought them and are only read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from argosy.errors import WireError
+from argosy.store.averages import decay_at
 from argosy.store.flat_optimizer import FlatOptimizer
 from argosy.store.layout import Layout, Piece
 from argosy.store.ranges import Range, complement, intersection, merged
@@ -21,11 +23,22 @@ from argosy.wire.tensors import torch_dtype
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
+@dataclass(frozen=True)
+class BlockState:
+    """All that is kept of a block, as it is now: `tensors` by kind, `steps` as (start, stop, updates)."""
+
+    pieces: list[Piece]
+    tensors: dict[str, torch.Tensor]
+    steps: list[tuple[int, int, float]]
+
+
 class Shard:
-    """The blocks of one server."""
+    """The blocks of one server. `average`: the decay of moving averages, if they are kept."""
 
     def __init__(self, server: int) -> None:
         self._server = server
+        self.average: float | None = None
+        self._averages: list[torch.Tensor] = []
         self._numbers: list[int] = []  # of this server's blocks, in the layout
         self._pieces: list[list[Piece]] = []
         self._groups: list[int] = []
@@ -52,6 +65,8 @@ class Shard:
             self._groups.append(block.group)
             self._dtypes.append(dtype)
             self._masters.append(value.to(master, copy=True))
+            if self.average is not None:
+                self._averages.append(self._masters[-1].clone())
         for group in sorted(set(self._groups[first:])):
             positions = [p for p in range(first, len(self._groups)) if self._groups[p] == group]
             masters = [self._masters[p] for p in positions]
@@ -120,7 +135,30 @@ class Shard:
                     total += float(torch.linalg.vector_norm(mean[start:stop], dtype=torch.float64)) ** 2
         return total
 
-    def update(self, groups: Sequence[Group] | None, factor: float = 1.0) -> None:
+    def blocks(self) -> Iterable[BlockState]:
+        """Every block with all that is kept of it."""
+        by_position = {p: (o, n) for _, ps, o in self._optimizers for n, p in enumerate(ps)}
+        for position, master in enumerate(self._masters):
+            optimizer, number = by_position[position]
+            tensors = {"param": master}
+            tensors |= {f"slot/{name}": slot for name, slot in optimizer.slots(number).items()}
+            if self._averages:
+                tensors["average"] = self._averages[position]
+            yield BlockState(self._pieces[position], tensors, optimizer.steps(number))
+
+    def restore_steps(self, position: int, steps: Iterable[tuple[int, int, float, float]]) -> None:
+        """The tensors of a block hold what was saved, and so many updates were made; see `FlatOptimizer`."""
+        for _, positions, optimizer in self._optimizers:
+            if position in positions:
+                optimizer.restore(positions.index(position), steps)
+        self._values = {}
+
+    def averages(self) -> list[torch.Tensor]:
+        """A copy of the moving averages in the model's dtypes."""
+        pairs = zip(self._averages or self._masters, self._dtypes, strict=True)
+        return [average.to(dtype, copy=True) for average, dtype in pairs]
+
+    def update(self, groups: Sequence[Group] | None, factor: float = 1.0, step: int = 0) -> None:
         """Step the optimizers on the mean gradient, times `factor`, with these hyperparameters."""
         for group, positions, optimizer in self._optimizers:
             if groups is not None and group < len(groups):
@@ -130,6 +168,8 @@ class Shard:
                 means = [None if mean is None else mean * factor for mean in means]
             if any(mean is not None for mean in means):
                 optimizer.update(means, [self._absent[position] for position in positions])
+        if self.average is not None:
+            torch._foreach_lerp_(self._averages, self._masters, 1.0 - decay_at(self.average, step))
         self._means = []
         self._values = {}
 

@@ -30,6 +30,9 @@ class Admission(Protocol):
     def waited_for(self) -> Iterator[int]:
         """The workers without whom nothing goes on, in order."""
 
+    def stop(self) -> None:
+        """The next step is the last."""
+
 
 def admission_for(mode: Mode, roster: Roster, last_step: int | None, step: int = 0) -> Admission:
     """The policy of a mode."""
@@ -37,6 +40,10 @@ def admission_for(mode: Mode, roster: Roster, last_step: int | None, step: int =
         return SyncAdmission(mode, roster, last_step, step)
     bound = mode.max_staleness if isinstance(mode, Async) else None
     return AsyncAdmission(bound, roster, last_step, step)
+
+
+def _sooner(planned: int | None, step: int) -> int:
+    return step if planned is None else min(planned, step)
 
 
 def _refuse(push: Push, step: int, stop: bool) -> list[Decision]:
@@ -72,6 +79,10 @@ class AsyncAdmission:
     @property
     def _stop(self) -> bool:
         return self.last_step is not None and self.step >= self.last_step
+
+    def stop(self) -> None:
+        """See `Admission`."""
+        self.last_step = _sooner(self.last_step, self.step + 1)
 
     def offer(self, push: Push) -> list[Decision]:
         """Apply at once, or hold until the bound allows it."""
@@ -152,6 +163,10 @@ class SyncAdmission:
     @property
     def _stop(self) -> bool:
         return self.last_step is not None and self.step >= self.last_step
+
+    def stop(self) -> None:
+        """See `Admission`."""
+        self.last_step = _sooner(self.last_step, self.step + 1)
 
     def offer(self, push: Push) -> list[Decision]:
         """Take the push into the step being collected, or deal with a late one."""

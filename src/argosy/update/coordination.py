@@ -13,7 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from argosy.update.admission import Admission
-from argosy.update.decisions import Decision, Forget, Push
+from argosy.update.cuts import Cuts
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Push
 from argosy.update.membership import Presence, Roster
 
 
@@ -47,10 +48,22 @@ class Lost(msgspec.Struct, frozen=True):
     worker: int
 
 
+class CutWanted(msgspec.Struct, frozen=True):
+    """Somebody wants the state to be saved."""
+
+
+class CutWritten(msgspec.Struct, frozen=True):
+    """The state of the latest cut is on the disk, or could not be written."""
+
+
+class StopWanted(msgspec.Struct, frozen=True):
+    """The job is to end after the step that is being collected."""
+
+
 # So many pushes fit into one life of a worker.
 _LIFE_BITS = 40
 
-Event: TypeAlias = Held | Arrived | Finished | Lost
+Event: TypeAlias = Held | Arrived | Finished | Lost | CutWanted | CutWritten | StopWanted
 
 
 @dataclass
@@ -67,6 +80,8 @@ class Coordination:
     def __init__(self, servers: int, roster: Roster, admission: Admission) -> None:
         self.roster = roster
         self.admission = admission
+        self.cuts: Cuts | None = None
+        self._untold: set[int] = set()  # workers that have not heard of the latest cut
         self._servers = servers
         self._arriving: dict[tuple[int, int], _Arriving] = {}
         # worker, life -> the highest sequence number offered
@@ -75,12 +90,41 @@ class Coordination:
 
     def on(self, event: Event) -> list[Decision]:
         """What follows from an event."""
+        decisions = self._decide(event)
+        return decisions if self.cuts is None else self._with_cuts(self.cuts, decisions)
+
+    def _with_cuts(self, cuts: Cuts, decisions: list[Decision]) -> list[Decision]:
+        result: list[Decision] = []
+        for decision in decisions:
+            if isinstance(decision, Answer) and decision.worker in self._untold:
+                self._untold.discard(decision.worker)
+                decision = msgspec.structs.replace(decision, cut=True)
+            result.append(decision)
+            if isinstance(decision, Apply) and cuts.take(decision.step):
+                result.append(Cut(decision.step))
+                self._untold = set(self.roster.present())
+        if self.roster.everyone_left() and cuts.finish(self.admission.step):
+            result.append(Cut(self.admission.step))
+        return result
+
+    def _decide(self, event: Event) -> list[Decision]:
         match event:
             case Held():
                 return self._held(event)
+            case CutWanted():
+                if self.cuts is not None:
+                    self.cuts.ask(self.admission.step)
+                return []
+            case CutWritten():
+                if self.cuts is not None:
+                    self.cuts.written()
+                return []
+            case StopWanted():
+                self.admission.stop()
+                return []
             case Arrived(worker):
                 # It may be back before anybody noticed that it had gone.
-                earlier = self.on(Lost(worker)) if self.roster[worker] is Presence.PRESENT else []
+                earlier = self._decide(Lost(worker)) if self.roster[worker] is Presence.PRESENT else []
                 self.roster.arrive(worker)
                 self._arrivals[worker] = self._arrivals.get(worker, 0) + 1
                 return earlier

@@ -40,6 +40,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     step: int
     staleness: int = 0
     stop: bool = False
+    cut: bool = False  # a step has been saved since the last answer: give your own state for it
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -49,7 +50,13 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     seq: int
 
 
-Decision: TypeAlias = Apply | Answer | Forget
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Save the state as it is at this point, after `step`."""
+
+    step: int
+
+
+Decision: TypeAlias = Apply | Answer | Forget | Cut
 
 
 class Push(msgspec.Struct, frozen=True):

@@ -43,6 +43,10 @@ class Roster:
         """Those that still may push: a synchronous step counts on them."""
         return (w for w, p in self._presence.items() if p in (Presence.EXPECTED, Presence.PRESENT))
 
+    def present(self) -> Iterator[int]:
+        """Those that are here."""
+        return (w for w, p in self._presence.items() if p is Presence.PRESENT)
+
     def missing(self) -> list[int]:
         """Those that have not arrived yet."""
         return [w for w, p in self._presence.items() if p is Presence.EXPECTED]

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from argosy.checkpoint.index import ShardFile
 from argosy.modes import BufferRule, Mode
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.update.decisions import Decision, Status
@@ -88,8 +89,40 @@ class OptimizerSpec(_Header, frozen=True):
     groups: tuple[Group, ...]
 
 
+class Open(_Header, frozen=True, tag="open"):
+    """From the chief, before it registers: checkpoints are kept in this directory, the newest `keep`."""
+
+    directory: str
+    keep: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Opened(_Header, frozen=True, tag="opened"):
+    """It is mine. `checkpoint`: the one to go on from. `again`: the job runs already. `notes`: for people."""
+
+    checkpoint: str = ""
+    step: Count = 0
+    notes: tuple[str, ...] = ()
+    again: bool = False
+
+
+class Resume(_Header, frozen=True, tag="resume?"):
+    """From where do I go on?"""
+
+
+class Resumed(_Header, frozen=True, tag="resume"):
+    """From this step, with this state of your own, and these hyperparameters if they were saved."""
+
+    step: Count
+    state: bytes = b""
+    groups: tuple[Group, ...] | None = None
+
+
 class Register(_Header, frozen=True, tag="register"):
-    """From the chief: the layout, and how to train. Frames: this server's new blocks, then the buffers."""
+    """From the chief: the layout, and how to train. Frames: this server's new blocks, then the buffers.
+
+    `directory`: where checkpoints are kept, every `save_every` steps. `restore`: the one to begin from.
+    `average`: the decay of moving averages. `tied`: other names of parameters and buffers.
+    """
 
     layout: Layout
     optimizer: OptimizerSpec
@@ -99,6 +132,11 @@ class Register(_Header, frozen=True, tag="register"):
     buffer_rule: BufferRule = "chief"
     buffers: tuple[str, ...] = ()
     wire_dtype: Dtype | None = None
+    directory: str = ""
+    save_every: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    restore: str = ""
+    average: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    tied: dict[str, str] = {}
 
 
 class Registered(_Header, frozen=True, tag="registered"):
@@ -113,12 +151,17 @@ class SlotsKept(_Header, frozen=True, tag="kept"):
     """I see it."""
 
 
+Wish: TypeAlias = Literal["save", "stop", "average", "slots"]
+Wishes: TypeAlias = tuple[Wish, ...]
+
+
 class PushRequest(_Header, frozen=True, tag="push"):
     """A gradient, a turn without one, or a wish for values. Frames: one a block of mine, then buffers.
 
     `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed. `shared`:
     the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
-    of the blocks that were sent ahead, and have no frame here.
+    of the blocks that were sent ahead, and have no frame here. `wishes`: "save" the state soon, "stop" the
+    job, answer with the "average" or with the optimizer's "slots" in place of the values.
     """
 
     seq: Count
@@ -130,6 +173,13 @@ class PushRequest(_Header, frozen=True, tag="push"):
     buffers: tuple[str, ...] = ()
     shared: bool = False
     ahead: tuple[Index, ...] = ()
+    wishes: Wishes = ()
+
+
+class OwnState(_Header, frozen=True, tag="state"):
+    """My own state (random generators, position in my data): what I need to go on from here."""
+
+    state: bytes
 
 
 class Bucket(_Header, frozen=True, tag="bucket"):
@@ -148,6 +198,11 @@ class Verdict(_Header, frozen=True, tag="verdict"):
     staleness: int = 0
     stop: bool = False
     buffers: tuple[str, ...] = ()
+    cut: bool = False  # a step has been saved: give me your own state for it
+    # If they were wished for: of each block the names of its slots, which are the frames, and its updates so
+    # far by stretches of (start, stop, count).
+    slots: tuple[tuple[str, ...], ...] = ()
+    steps: tuple[tuple[tuple[Count, Count, float], ...], ...] = ()
 
 
 class Ask(_Header, frozen=True, tag="ask"):
@@ -228,6 +283,18 @@ class NormReport(_Header, frozen=True, tag="norm"):
     square: float
 
 
+class ShardSaved(_Header, frozen=True, tag="saved"):
+    """My file of this cut is on the disk, or could not be written."""
+
+    step: Count
+    file: ShardFile | None = None
+    error: str = ""
+
+
+class StopWish(_Header, frozen=True, tag="stop"):
+    """End the job after the next step."""
+
+
 class Scale(_Header, frozen=True, tag="scale"):
     """Multiply the step's gradient by this, and apply it."""
 
@@ -243,11 +310,16 @@ Header: TypeAlias = (
     | StatusReport
     | Describe
     | Described
+    | Open
+    | Opened
+    | Resume
+    | Resumed
     | Register
     | Registered
     | Slots
     | SlotsKept
     | PushRequest
+    | OwnState
     | Bucket
     | Verdict
     | Ask
@@ -262,6 +334,8 @@ Header: TypeAlias = (
     | HeldNotice
     | Orders
     | NormReport
+    | ShardSaved
+    | StopWish
     | Scale
     | Attach
     | Attached

@@ -78,7 +78,9 @@ class Reply(_Header, frozen=True, tag="reply"):
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """A value in a parcel: its number where it goes, its turn, and how its bytes lie or why there are none."""
+    """A value in a parcel: its number where it goes, its turn, and how its bytes lie or why there are
+    none.
+    """
 
     value: _Id
     turn: _Id

@@ -1,0 +1,122 @@
+"""Where a job keeps its checkpoints: collects the files of a cut, publishes it, retains the newest.
+
+Held by the coordinator, or by the only process of a job. What touches the disk while training goes on runs
+in a thread; `poll` says what has become of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from argosy.checkpoint import folder
+from argosy.checkpoint.index import Index, ShardFile
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cut: saved at `path`, or not, and why."""
+
+    step: int
+    path: Path
+    nbytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+class Archive:
+    """A directory of checkpoints, written by this job alone. Raises ConfigError if it cannot be."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self._keep = keep
+        folder.check_writable(directory)
+        self._lock = folder.Lock(directory)
+        folder.tidy(directory)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="argosy-archive")
+        self._index: Index | None = None  # of the cut that is being collected
+        self._awaited = 0
+        self._files: dict[int, ShardFile] = {}
+        self._errors: list[str] = []
+        self._publishing: Future[Outcome] | None = None
+        self._began = 0.0
+
+    def newest(self, tell: Callable[[str], None]) -> tuple[Path, Index] | None:
+        """The checkpoint to go on from."""
+        return folder.newest(self.directory, tell)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cut is being collected or published."""
+        return self._index is not None
+
+    def begin(self, index: Index, shards: int) -> None:
+        """A cut has been made: its files come from so many servers."""
+        self._index = index
+        self._awaited = shards
+        self._files.clear()
+        self._errors.clear()
+        self._began = time.monotonic()
+
+    def collect(self, server: int, step: int, file: ShardFile | None, error: str) -> None:
+        """A server has written its file, or could not."""
+        if self._index is None or step != self._index.step:
+            return
+        if file is not None:
+            self._files[server] = file
+        else:
+            self._errors.append(error)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all files of the cut are there, and it waits to be published."""
+        return (
+            self._index is not None
+            and self._publishing is None
+            and len(self._files) + len(self._errors) == self._awaited
+        )
+
+    def publish(self, replicas: dict[int, bytes]) -> None:
+        """Give the cut its name, with every replica's own state."""
+        if self._index is not None:
+            index = msgspec.structs.replace(self._index, replicas=replicas)
+            self._publishing = self._thread.submit(self._publish, index)
+
+    def _publish(self, index: Index) -> Outcome:
+        try:
+            if self._errors:
+                folder.abandon(self.directory, index.step)
+                return Outcome(index.step, self.directory, error="; ".join(self._errors))
+            files = tuple(self._files[server] for server in sorted(self._files))
+            whole = msgspec.structs.replace(index, shards=files)
+            path = folder.publish(self.directory, whole)
+        except OSError as error:
+            return Outcome(index.step, self.directory, error=describe(error))
+        seconds = time.monotonic() - self._began
+        with contextlib.suppress(OSError):  # it is saved; what is too old goes the next time
+            folder.retain(self.directory, self._keep)
+        return Outcome(index.step, path, whole.nbytes, seconds)
+
+    def poll(self) -> Outcome | None:
+        """What has become of the cut, once."""
+        if self._publishing is None or not self._publishing.done():
+            return None
+        outcome = self._publishing.result()
+        self._publishing = self._index = None
+        return outcome
+
+    def close(self) -> None:
+        """Finish what is being written, and let others in."""
+        self._thread.shutdown()
+        self._lock.release()
+
+
+def describe(error: OSError) -> str:
+    """An error of the disk, for a person."""
+    return error.strerror or str(error)

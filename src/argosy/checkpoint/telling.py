@@ -1,0 +1,35 @@
+"""What people hear of saving."""
+
+from __future__ import annotations
+
+import time
+
+from argosy.checkpoint.archive import Outcome
+from argosy.events import say
+
+# Saves that come faster than a person reads are told of so often.
+_EVERY = 10.0
+
+
+class Teller:
+    """Tells of the first save, then of one every few seconds; of a failure always."""
+
+    def __init__(self) -> None:
+        self._told = -_EVERY
+
+    def tell(self, outcome: Outcome) -> None:
+        """What became of a cut."""
+        now = time.monotonic()
+        if outcome.error:
+            say(
+                f"CANNOT SAVE step {outcome.step} in {outcome.path}: {outcome.error}; "
+                "training goes on, and the checkpoints before it stay"
+            )
+        elif now - self._told >= _EVERY:
+            self._told = now
+            size = outcome.nbytes / 1e6
+            say(f"saved step {outcome.step} in {outcome.path} ({size:.1f} MB, {outcome.seconds:.2f} s)")
+
+    def say(self, line: str) -> None:
+        """Anything else."""
+        say(line)

@@ -1,0 +1,128 @@
+"""A model and its torch optimizer as the entries of a checkpoint, and back: for replicas without servers.
+
+Tensors of an optimizer's state are slots, its counts of steps are steps, other numbers go into the index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from argosy.checkpoint.index import SavedOptimizer, SavedParameter
+from argosy.checkpoint.reading import Checkpoint
+from argosy.checkpoint.safetensors import Entry
+from argosy.errors import ConfigError
+from argosy.replica.exchange import names_of, parameters_of
+from argosy.replica.model_state import ModelState
+from argosy.wire.tensors import dtype_name
+
+
+class TorchState:
+    """What is saved of a training in this process. `averages`: of each parameter, if they are kept."""
+
+    def __init__(self, model: nn.Module | None, optimizer: torch.optim.Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self.averages: list[torch.Tensor] = []
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def _named(self) -> list[tuple[str, int, nn.Parameter]]:
+        pairs = parameters_of(self._optimizer)
+        names = names_of(self._model, pairs)
+        return [(name, group, p) for name, (group, p) in zip(names, pairs, strict=True)]
+
+    def parameters(self) -> tuple[SavedParameter, ...]:
+        """As the index lists them."""
+        return tuple(
+            SavedParameter(name, tuple(p.shape), dtype_name(p.dtype, name), group)
+            for name, group, p in self._named()
+        )
+
+    def optimizer(self) -> SavedOptimizer:
+        """As the index has it."""
+        groups = tuple(
+            {key: _plain(value) for key, value in group.items() if key != "params" and _is_plain(value)}
+            for group in self._optimizer.param_groups
+        )
+        values: dict[str, dict[str, Any]] = {}
+        for name, _, parameter in self._named():
+            state = self._optimizer.state.get(parameter, {})
+            plain = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor) and _is_plain(v)}
+            if plain:
+                values[name] = plain
+        return SavedOptimizer(type(self._optimizer).__name__, groups, values)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers, and parameters that are not trained."""
+        return ModelState(self._model, (p for _, _, p in self._named())).everything()
+
+    @torch.no_grad()
+    def copy(self) -> list[Entry]:
+        """A copy of all tensors, in memory that is used again: entries stay until the next call."""
+        entries: list[Entry] = []
+        for number, (name, _, parameter) in enumerate(self._named()):
+            entries.append(self._entry(f"param/{name}", parameter))
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if key == "step":
+                    entries.append(Entry(f"step/{name}", torch.tensor([float(value)], dtype=torch.float64)))
+                elif isinstance(value, torch.Tensor):
+                    entries.append(self._entry(f"slot/{key}/{name}", value))
+            if self.averages:
+                entries.append(self._entry(f"average/{name}", self.averages[number]))
+        entries += [Entry(f"buffer/{name}", value.clone()) for name, value in self.buffers().items()]
+        return entries
+
+    def _entry(self, name: str, value: torch.Tensor) -> Entry:
+        kept = self._copies.get(name)
+        if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
+            kept = self._copies[name] = torch.empty(value.shape, dtype=value.dtype)
+        return Entry(name, kept.copy_(value.detach()))
+
+    @torch.no_grad()
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Set everything to what was saved; refuses a checkpoint of another model, by name."""
+        saved = {parameter.name: parameter for parameter in checkpoint.index.parameters}
+        buffers = self.buffers()
+        for number, (name, _, parameter) in enumerate(self._named()):
+            shape = list(saved[name].shape) if name in saved else "none"
+            if shape != list(parameter.shape):
+                remedy = "it is of another model: choose another directory"
+                expected = f"{shape}, as in {checkpoint.path}"
+                raise ConfigError(f"parameter {name}", expected, list(parameter.shape), remedy)
+            parameter.copy_(checkpoint.tensor("param", name).view(parameter.shape))
+            self._restore_slots(checkpoint, name, parameter)
+            if self.averages:
+                kind = "average" if checkpoint.has("average", name) else "param"
+                self.averages[number].copy_(checkpoint.tensor(kind, name).view(parameter.shape))
+        if self._model is not None:
+            found = {n: checkpoint.tensor("buffer", n) for n in buffers if checkpoint.has("buffer", n)}
+            self._model.load_state_dict(found, strict=False)
+
+    def _restore_slots(self, checkpoint: Checkpoint, name: str, parameter: nn.Parameter) -> None:
+        state: dict[str, Any] = {}
+        values = checkpoint.index.optimizer.values.get(name, {})
+        for kind in checkpoint.kinds_of(name):
+            if kind == "step":
+                state["step"] = torch.tensor(checkpoint.steps(name, 0)[0])
+            elif kind.startswith("slot/"):
+                slot = checkpoint.tensor(kind, name).to(parameter.device)
+                # Servers keep the slots of half-precision parameters in full; torch has them alike.
+                alike = slot.shape == parameter.shape and slot.is_floating_point()
+                state[kind.removeprefix("slot/")] = slot.to(parameter.dtype) if alike else slot
+        # SGD has no count of its own; the servers keep one to know the first step.
+        if set(state) == {"step"} or type(self._optimizer) is torch.optim.SGD:
+            state.pop("step", None)
+        if state or values:
+            self._optimizer.state[parameter] = {**state, **values}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, torch.Tensor) else value

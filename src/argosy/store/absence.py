@@ -1,0 +1,82 @@
+"""Who is missing: how long a server waits for others, and what follows when they do not come or are gone."""
+
+from __future__ import annotations
+
+import time
+
+from argosy.cluster.settings import NOTICE_EVERY
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.errors import TaskLost, WaitTimeout
+from argosy.events import say, say_waiting
+from argosy.modes import Sync
+from argosy.store.buffers import Buffers
+from argosy.store.coordinator import Coordinator
+from argosy.store.links import Links
+from argosy.store.reception import Reception
+
+
+class Absence:
+    """As one server sees it."""
+
+    def __init__(
+        self,
+        me: Task,
+        cluster: ClusterSpec,
+        coordinator: Coordinator | None,
+        links: Links,
+        reception: Reception,
+        buffers: Buffers,
+        wait: float,
+    ) -> None:
+        self._me = me
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._links = links
+        self._reception = reception
+        self._buffers = buffers
+        self._wait = wait
+        self._started = self._last_notice = time.monotonic()
+
+    def look(self, now: float) -> None:
+        """Say for whom this server waits, every few seconds; raises WaitTimeout when it gives up."""
+        if now - self._last_notice >= NOTICE_EVERY:
+            self._last_notice = now
+            for task in self._missing():
+                say_waiting(self._cluster.describe(task), now - self._started)
+        if now - self._started > self._wait:
+            self._give_up_on(self._missing())
+
+    def _missing(self) -> list[Task]:
+        servers = self._links.missing()
+        if self._coordinator is None:
+            return servers
+        workers = [Task("worker", worker) for worker in self._coordinator.roster.missing()]
+        return servers + [task for task in workers if not self._reception.waits(task)]
+
+    def _give_up_on(self, missing: list[Task]) -> None:
+        if not missing:
+            return
+        names = [self._cluster.describe(task) for task in missing]
+        error = WaitTimeout(f"{self._me} gave up waiting", names, self._wait)
+        coordinator = self._coordinator
+        nobody = coordinator is None or coordinator.mode is None
+        in_step = isinstance(coordinator and coordinator.mode, Sync)
+        if nobody or in_step or any(task.job == "ps" for task in missing):
+            if coordinator is not None:
+                coordinator.fail(self._me, str(error))
+            raise error
+        say(f"{error}; the job goes on without")
+        for task in missing:
+            self.lose(task)
+
+    def lose(self, task: Task) -> None:
+        """A task is gone: a job goes on without a worker, but not without a server."""
+        if task.job == "ps":
+            error = TaskLost(self._cluster.describe(task), "its connection ended")
+            if self._coordinator is None:
+                raise error
+            self._coordinator.fail(task, str(error))
+        elif self._coordinator is not None and task.index in set(self._coordinator.roster.awaited()):
+            say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
+            self._buffers.forget(task.index)
+            self._coordinator.lose(task.index)

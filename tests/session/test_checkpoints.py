@@ -1,0 +1,402 @@
+"""Sessions that save and go on, on servers and alone, in one process; only a disk's errors are made up."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import argosy
+from argosy.checkpoint import folder
+from argosy.checkpoint.index import read
+from argosy.errors import ConfigError
+from argosy.hooks import Hook, SaveCheckpoint
+from argosy.modes import Async, Mode, Sync
+from argosy.replica.replica import Replica
+from argosy.session.session import Session
+from argosy.store.placement import RoundRobin, Split
+from argosy.testing import LocalCluster
+
+ONE_AT_A_TIME = threading.Lock()
+Program = Callable[[Replica], Any]
+
+
+class Tied(nn.Module):
+    """Tied weights, a buffer, a constant that is not trained, and half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.out = nn.Linear(4, 6)
+        self.out.weight = self.embed.weight
+        self.short = nn.Linear(4, 4).bfloat16()
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.frozen(self.embed(x)))
+        return self.out(hidden + self.short(hidden.bfloat16()).float())  # type: ignore[no-any-return]
+
+
+def model_and_optimizer() -> tuple[Tied, torch.optim.Optimizer]:
+    with ONE_AT_A_TIME:  # the workers are threads, and share torch's generator
+        torch.manual_seed(0)
+        model = Tied()
+    trained = [p for n, p in model.named_parameters() if not n.startswith("frozen")]
+    return model, torch.optim.AdamW(trained, lr=0.05)
+
+
+def training(
+    last_step: int, hooks: list[Hook] | None = None, placement: Any = None, **options: Any
+) -> Program:
+    """A program that trains on data that depends on the step alone; the final `state_dict`."""
+
+    def program(replica: Replica) -> dict[str, torch.Tensor]:
+        model, inner = model_and_optimizer()
+        optimizer = replica.distribute(inner, placement=placement)
+        with replica.session(model, optimizer, last_step=last_step, hooks=hooks or (), **options) as session:
+            for _ in session.batches(range(10**6)):
+                x = (torch.arange(8) * (session.global_step + 1) + replica.index) % 6
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), (x + 1) % 6).backward()
+                optimizer.step()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    return program
+
+
+def alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    return program(argosy.join())
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("mode", [Sync(), Async()])
+def test_a_checkpoint_holds_what_the_workers_have(mode: Mode, tmp_path: Path) -> None:
+    first, second = LocalCluster(2, 2, mode).run(training(9, directory=tmp_path, save_every=4))
+    assert same(first, second)
+    assert [each.step for each in folder.saved(tmp_path)][-1] == 9
+    loaded = argosy.load(tmp_path)
+    assert same(loaded, {name: loaded[name] for name in first})
+    assert same(loaded, first)
+    model = Tied()
+    model.load_state_dict(loaded)
+    index = read(tmp_path / "step-9")
+    assert index.tied == {"out.weight": "embed.weight"}
+    assert index.optimizer.name == "AdamW"
+    assert set(index.replicas) == {0, 1}
+
+
+def test_every_so_many_steps_and_the_newest_stay(tmp_path: Path) -> None:
+    seen: set[int] = set()
+
+    class Until(Hook):
+        """Steps are faster than a disk: go on until four have been saved."""
+
+        def after_step(self, session: Session) -> None:
+            seen.update(each.step for each in folder.saved(tmp_path))
+            if len(seen) == 4 and session.replica.is_chief:
+                session.stop()
+
+    LocalCluster(2, 2, Sync()).run(training(10**6, [Until()], directory=tmp_path, save_every=4, keep=3))
+    kept = [each.step for each in folder.saved(tmp_path)]
+    assert len(kept) == 3
+    assert kept[-1] >= max(seen)
+    assert min(seen) == 4  # those after it may be put off until the one before is written
+
+
+RESUMES = {
+    "same": (2, Sync(), None),
+    "one server": (1, Sync(), None),
+    "three servers": (3, Sync(), RoundRobin()),
+    "split": (3, Sync(), Split(2)),
+    "asynchronous": (2, Async(), None),
+}
+
+
+@pytest.mark.parametrize(("servers", "mode", "placement"), RESUMES.values(), ids=RESUMES)
+def test_any_number_of_servers_goes_on_from_it(
+    servers: int, mode: Mode, placement: Any, tmp_path: Path
+) -> None:
+    LocalCluster(2, 2, Sync()).run(training(6, directory=tmp_path / "a", save_every=2))
+    whole = LocalCluster(2, 2, Sync()).run(training(12))[0]
+    went_on = LocalCluster(servers, 2, mode).run(training(12, directory=tmp_path / "a", placement=placement))[
+        0
+    ]
+    if isinstance(mode, Sync):
+        for name, value in whole.items():
+            assert torch.allclose(went_on[name].double(), value.double(), atol=1e-6), name
+    if servers == 2 and isinstance(mode, Sync):
+        assert same(whole, went_on)
+    assert [each.step for each in folder.saved(tmp_path / "a")][-1] == 12
+
+
+def test_alone_and_on_servers_are_one_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = alone(training(9), monkeypatch)
+    alone(training(4, directory=tmp_path), monkeypatch)
+    there = LocalCluster(2, 1, Sync()).run(training(7, directory=tmp_path))[0]
+    back = alone(training(9, directory=tmp_path), monkeypatch)
+    assert there.keys() == back.keys() == whole.keys()
+    for name, value in whole.items():
+        # Servers keep the bfloat16 layer in float32.
+        assert torch.allclose(back[name].double(), value.double(), atol=2e-2), name
+    assert same(argosy.load(tmp_path), back)
+
+
+def test_a_step_that_was_reached_ends_the_job_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        LocalCluster(1, 2, Sync()).run(training(3, directory=tmp_path))
+    assert "step 3 is reached already: nothing is left to train" in capsys.readouterr().err
+
+
+def test_begins_and_goes_on_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    LocalCluster(1, 1, Sync()).run(training(3, directory=tmp_path))
+    assert f"begins at step 0: no checkpoint in {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "step-9").mkdir()
+    LocalCluster(1, 1, Sync()).run(training(4, directory=tmp_path))
+    told = capsys.readouterr().err
+    assert f"damaged checkpoint: {tmp_path / 'step-9' / 'index.json'}: No such file" in told
+    assert f"goes on from step 3: {tmp_path / 'step-3'}" in told
+
+
+def test_a_worker_that_fails_leaves_the_checkpoints_as_they_are(tmp_path: Path) -> None:
+    class Fail(Hook):
+        def after_step(self, session: Session) -> None:
+            if session.global_step == 5:
+                raise ValueError("boom")
+
+    for cluster in (LocalCluster(2, 2, Sync()), LocalCluster(2, 2, Sync())):
+        outcome = cluster.run_to_the_end(training(9, [Fail()], directory=tmp_path, save_every=2))
+        assert any("boom" in str(error) for error in outcome.errors.values()), outcome
+    steps = [each.step for each in folder.saved(tmp_path)]
+    assert steps
+    assert max(steps) < 5
+    assert not folder.is_written_to(tmp_path)
+
+
+# --- what is refused, and what goes wrong -----------------------------------------------------------------
+def test_two_jobs_on_one_directory(tmp_path: Path) -> None:
+    class Second(Hook):
+        def begin(self, session: Session) -> None:
+            outcome = LocalCluster(1, 1).run_to_the_end(training(1, directory=tmp_path))
+            assert "one that no other job writes to" in str(outcome.errors["/job:worker/task:0"])
+            assert isinstance(outcome.errors["/job:worker/task:0"], ConfigError)
+
+    LocalCluster(1, 1).run(training(2, [Second()], directory=tmp_path))
+
+
+def test_a_directory_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    outcome = LocalCluster(2, 2).run_to_the_end(training(1, directory=tmp_path / "file"))
+    error = outcome.errors["/job:worker/task:0"]
+    assert isinstance(error, ConfigError)
+    assert "directory: expected a place to write to" in str(error)
+    with pytest.raises(ConfigError, match="directory: expected a place to write to"):
+        alone(training(1, directory=tmp_path / "file"), monkeypatch)
+
+
+def test_a_full_disk_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LocalCluster(2, 2, Sync()).run(training(2, directory=tmp_path))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    class Fill(Hook):
+        def begin(self, session: Session) -> None:
+            monkeypatch.setattr("argosy.checkpoint.disk.write", full)
+
+    finals = LocalCluster(2, 2, Sync()).run(training(6, [Fill()], directory=tmp_path, save_every=2))
+    assert same(finals[0], LocalCluster(2, 2, Sync()).run(training(6))[0])
+    assert "CANNOT SAVE step" in (told := capsys.readouterr().err)
+    assert "No space left on device; training goes on" in told
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-2"]
+    assert argosy.load(tmp_path).keys() == finals[0].keys()
+
+
+def test_another_model_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(replica: Replica) -> None:
+        model = nn.Linear(3, 2)
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1))
+        with replica.session(model, optimizer, directory=tmp_path, last_step=1) as session:
+            for _ in session.batches(range(3)):
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+
+    alone(training(1, directory=tmp_path), monkeypatch)
+    outcome = LocalCluster(2, 1).run_to_the_end(small)
+    assert "it is of another model" in str(outcome.errors["/job:worker/task:0"])
+    with pytest.raises(ConfigError, match=r"parameter weight: expected none, as in .*step-1"):
+        alone(small, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"save_every": 0}, "save_every"),
+        ({"save_seconds": 0}, "save_seconds"),
+        ({"keep": 0}, "keep"),
+        ({"average": 1.0}, "average"),
+        ({"hyperparameters": "mine"}, "hyperparameters"),
+        ({"directory": None, "save_every": 3}, "directory"),
+        ({"initial": "nowhere.pt"}, "initial"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    options: dict[str, Any], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: expected"):
+        alone(training(1, **{"directory": tmp_path, **options}), monkeypatch)
+
+
+# --- beginning from a file --------------------------------------------------------------------------------
+def test_a_plain_state_dict_to_begin_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Tied()
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.25)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    for initial in LocalCluster(2, 2).run(training(0, initial=tmp_path / "model.pt")):
+        assert same(initial, model.state_dict())
+    assert same(alone(training(0, initial=tmp_path / "model.pt"), monkeypatch), model.state_dict())
+    torch.save({"weight": torch.ones(2)}, tmp_path / "other.pt")
+    with pytest.raises(ConfigError, match="initial: expected a state_dict of this model"):
+        alone(training(0, initial=tmp_path / "other.pt"), monkeypatch)
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(ConfigError, match="initial: expected"):
+        alone(training(0, initial=tmp_path / "text.pt"), monkeypatch)
+
+
+# --- averages ---------------------------------------------------------------------------------------------
+def averaging(last_step: int, **options: Any) -> Program:
+    """A program that follows the parameters; own averages of them, and the session's."""
+
+    def program(replica: Replica) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        model = nn.Linear(3, 2)
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.5))
+        with replica.session(model, optimizer, last_step=last_step, average=0.9, **options) as session:
+            mine = model.weight.detach().clone()
+            for _ in session.batches(range(10**6)):
+                optimizer.zero_grad()
+                (model(torch.ones(1, 3)) ** 2).sum().backward()
+                step = optimizer.step().global_step
+                mine.lerp_(model.weight.detach(), 1 - min(0.9, (1 + step) / (10 + step)))
+            before = model.weight.detach().clone()
+            with session.averaged():
+                theirs = model.weight.detach().clone()
+            assert torch.equal(model.weight, before)
+        return mine, theirs, before
+
+    return program
+
+
+@pytest.mark.parametrize("lane", ["queue", "memory"])
+def test_averages_are_kept_on_the_servers(lane: Any) -> None:
+    for mine, theirs, own in LocalCluster(2, 2, Sync(), lane=lane).run(averaging(30)):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+        assert not torch.allclose(theirs, own, atol=1e-4)
+
+
+def test_averages_alone_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    mine, theirs, _ = alone(averaging(20), monkeypatch)
+    assert torch.allclose(mine, theirs, atol=1e-6)
+    for last_step in (8, 20):
+        torch.manual_seed(3)
+        _, resumed, _ = alone(averaging(last_step, directory=tmp_path), monkeypatch)
+    assert torch.equal(resumed, theirs)
+    assert torch.equal(argosy.load(tmp_path, average=True)["weight"], theirs)
+
+
+def test_averages_that_are_not_kept_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wants(Hook):
+        def after_step(self, session: Session) -> None:
+            with session.averaged():
+                pass
+
+    with pytest.raises(ConfigError, match=r"averaged\(\): expected a session with averages"):
+        alone(training(1, [Wants()], directory=tmp_path), monkeypatch)
+    alone(training(1, directory=tmp_path), monkeypatch)
+    with pytest.raises(ConfigError, match="average: expected moving averages in"):
+        argosy.load(tmp_path, average=True)
+
+
+# --- asking for one ---------------------------------------------------------------------------------------
+def test_a_hook_may_ask_for_a_checkpoint(tmp_path: Path) -> None:
+    LocalCluster(1, 1).run(training(7, [SaveCheckpoint(steps=4)], directory=tmp_path))
+    assert [each.step for each in folder.saved(tmp_path)] == [5, 7]
+
+
+def test_saving_needs_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="SaveCheckpoint: expected a session with a directory"):
+        alone(training(1, [SaveCheckpoint(seconds=1)]), monkeypatch)
+    with pytest.raises(ConfigError, match="either seconds or steps"):
+        SaveCheckpoint()
+
+
+def test_the_script_or_the_checkpoint_has_the_learning_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rate(scripted: float, **options: Any) -> float:
+        def program(replica: Replica) -> float:
+            model = nn.Linear(1, 1)
+            optimizer = replica.distribute(
+                torch.optim.Adam(model.parameters(), lr=scripted, betas=(0.5, 0.9))
+            )
+            with replica.session(model, optimizer, directory=tmp_path, last_step=1, **options) as session:
+                for _ in session.batches(range(1)):
+                    model(torch.ones(1, 1)).backward()
+                    optimizer.step()
+                assert optimizer.param_groups[0]["betas"] == (0.5, 0.9)
+                return float(optimizer.param_groups[0]["lr"])
+
+        return float(LocalCluster(1, 1).run(program)[0])
+
+    assert rate(0.25) == 0.25
+    assert rate(0.5) == 0.25
+    assert rate(0.5, hyperparameters="script") == 0.5
+
+
+# --- the optimizer's state --------------------------------------------------------------------------------
+@pytest.mark.parametrize("lane", ["queue", "memory"])
+@pytest.mark.parametrize("placement", [None, Split(2)])
+def test_the_state_of_an_optimizer_is_in_torchs_format(lane: Any, placement: Any) -> None:
+    def program(replica: Replica) -> dict[str, Any]:
+        with ONE_AT_A_TIME:
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+        optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=0.1), placement=placement)
+        with replica.session(model, optimizer, last_step=5) as session:
+            for _ in session.batches(range(9)):
+                optimizer.zero_grad()
+                model(torch.full((3, 5), session.global_step + 1.0)).sum().backward()
+                optimizer.step()
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            state = optimizer.state_dict()
+            assert all(map(torch.equal, before, model.parameters()))
+        return state
+
+    inner = torch.optim.Adam([nn.Parameter(torch.zeros(size)) for size in ((4, 5), (4,), (2, 4), (2,))])
+    (theirs,) = LocalCluster(2, 1, Sync(), lane=lane).run(program)
+    (alone_,) = LocalCluster(1, 1, Sync(), lane=lane).run(program)
+    for state in (theirs, alone_):
+        inner.load_state_dict(state)
+    assert theirs["state"].keys() == {0, 1, 2, 3}
+    for number, kept in theirs["state"].items():
+        assert kept.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert kept["step"] == 5
+        assert kept["exp_avg"].shape == inner.param_groups[0]["params"][number].shape
+        assert torch.allclose(kept["exp_avg"], alone_["state"][number]["exp_avg"])
+        assert kept["exp_avg"].abs().sum() > 0

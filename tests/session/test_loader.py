@@ -1,0 +1,142 @@
+"""Every replica's share of the data, epoch after epoch, and the place to go on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from argosy.errors import ConfigError
+from argosy.replica.loader import Loader
+from argosy.session import state as own
+from argosy.session.feed import Feed
+from argosy.session.state import ReplicaState
+
+NUMBERS = TensorDataset(torch.arange(23))
+
+
+class Plain(Dataset[int]):
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def epoch(loader: Loader[Any]) -> list[list[int]]:
+    return [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in loader]
+
+
+def loaders(count: int, dataset: Any = NUMBERS, **options: Any) -> list[Loader[Any]]:
+    return [Loader(dataset, 4, 7, index, count, **options) for index in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_replicas_share_an_epoch_without_overlap(count: int) -> None:
+    parts = [epoch(loader) for loader in loaders(count)]
+    seen = [number for part in parts for batch in part for number in batch]
+    assert sorted(seen) == list(range(23))
+    assert [len(part) for part in parts] == [len(loader) for loader in loaders(count)]
+
+
+def test_each_epoch_has_another_order_and_each_run_the_same() -> None:
+    (one,), (other,) = loaders(1), loaders(1)
+    first, second = epoch(one), epoch(one)
+    assert first != second
+    assert [epoch(other), epoch(other)] == [first, second]
+    assert epoch(loaders(1, shuffle=False)[0])[0] == [0, 1, 2, 3]
+
+
+def test_whole_batches_only() -> None:
+    assert [len(batch) for batch in epoch(loaders(2, drop_last=True)[1])] == [4, 4]
+
+
+def test_any_dataset_gives_the_same_and_leaves_the_generators_alone() -> None:
+    before = torch.get_rng_state()
+    fast, slow = loaders(2)[1], loaders(2, Plain())[1]
+    assert [epoch(fast), epoch(fast)] == [epoch(slow), epoch(slow)]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("size", "dataset"), [(0, NUMBERS), (4, TensorDataset(torch.empty(0)))])
+def test_what_has_no_batches_is_refused(size: int, dataset: Any) -> None:
+    with pytest.raises(ConfigError, match=r"batch_size|dataset"):
+        Loader(dataset, size, 0, 0, 1)
+
+
+# --- going on ---------------------------------------------------------------------------------------------
+def saved(feed: Feed) -> ReplicaState:
+    return own.decode(own.encode(ReplicaState(own.capture(), feed.position, feed.pass_random)))
+
+
+def numbers(batch: Any) -> list[int]:
+    found: list[int] = (batch[0] if isinstance(batch, list) else batch).tolist()
+    return found
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 6, 7, 11, 12, 17])
+@pytest.mark.parametrize("kind", ["own", "user"])
+def test_a_resumed_run_sees_what_the_whole_run_would_have(stop: int, kind: str) -> None:
+    def source() -> Any:
+        return loaders(1)[0] if kind == "own" else DataLoader(NUMBERS, 4, shuffle=True)
+
+    def take(feed: Feed, count: int) -> list[list[int]]:
+        taken: list[list[int]] = []
+
+        def is_enough() -> bool:
+            return len(taken) == count
+
+        for batch in feed.batches(source(), 3, "skip", is_enough):
+            taken.extend([[*numbers(batch), int(torch.randint(1000, ()))]])
+        return taken
+
+    torch.manual_seed(5)
+    whole = take(Feed(), 100)
+    assert len(whole) == 18
+    torch.manual_seed(5)
+    first = Feed()
+    begin = take(first, stop)
+    state = saved(first)
+    torch.manual_seed(99)
+    again = Feed()
+    own.restore(state.random)
+    again.resume(state)
+    assert begin + take(again, 100) == whole
+
+
+def test_calls_that_had_ended_are_empty_when_resumed() -> None:
+    def run(feed: Feed, count: int) -> list[list[int]]:
+        loader, taken = loaders(1)[0], list[list[int]]()
+        for _ in range(3):  # epochs as many users write them
+            for batch in feed.batches(loader, 1, "leave", lambda: len(taken) == count):
+                taken.append(numbers(batch))
+        return taken
+
+    whole = run(Feed(), 100)
+    first = Feed()
+    begin = run(first, 8)
+    again = Feed()
+    again.resume(saved(first))
+    assert begin + run(again, 100) == whole
+    assert len(whole) == 18
+
+
+def test_a_loader_of_the_users_own_is_left_alone() -> None:
+    first = Feed()
+    list(first.batches([[1], [2], [3]], 1, "leave", lambda: first.position.batch == 2))
+    again = Feed()
+    again.resume(saved(first))
+    assert list(again.batches([[1], [2], [3]], 1, "leave", lambda: False)) == [[1], [2], [3]]
+
+
+def test_another_number_of_replicas_goes_on_at_the_same_place() -> None:
+    one = Loader(NUMBERS, 2, 7, 0, 2)
+    feed = Feed()
+    used = [feed.position for _ in feed.batches(one, 1, "leave", lambda: feed.position.batch == 4)]
+    assert len(used) == 4  # 16 samples of both replicas
+    again = Feed()
+    again.resume(saved(feed))
+    rest = [numbers(batch) for batch in again.batches(loaders(1)[0], 1, "leave", lambda: False)]
+    assert rest == epoch(loaders(1)[0])[4:]

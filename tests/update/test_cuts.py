@@ -1,0 +1,120 @@
+"""When the state is saved: every so many steps, when asked, at the end; never two at a time."""
+
+from __future__ import annotations
+
+from argosy.modes import Async, Sync
+from argosy.update.admission import admission_for
+from argosy.update.coordination import (
+    Arrived,
+    Coordination,
+    CutWanted,
+    CutWritten,
+    Finished,
+    Held,
+    StopWanted,
+)
+from argosy.update.cuts import Cuts
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Push
+from argosy.update.membership import Roster
+
+
+def test_a_cut_every_so_many_steps() -> None:
+    cuts = Cuts(3, 0)
+    taken = []
+    for step in range(1, 11):
+        if cuts.take(step):
+            taken.append(step)
+            cuts.written()
+    assert taken == [3, 6, 9]
+
+
+def test_resumed_in_between_the_next_is_the_same_as_before() -> None:
+    cuts = Cuts(100, 150)
+    assert [step for step in range(151, 260) if cuts.take(step)] == [200]
+
+
+def test_one_that_is_due_while_another_is_written_comes_after_it() -> None:
+    cuts = Cuts(2, 0)
+    assert cuts.take(2)
+    assert not any(cuts.take(step) for step in range(3, 8))
+    cuts.written()
+    assert cuts.take(8)
+    assert not cuts.take(9)
+
+
+def test_one_that_is_asked_for_comes_after_the_next_step() -> None:
+    cuts = Cuts(None, 5)
+    assert not cuts.take(6)
+    cuts.ask(6)
+    cuts.ask(6)
+    assert cuts.take(7)
+    cuts.written()
+    assert not cuts.take(8)
+
+
+def test_at_the_end_only_what_is_not_saved_is_cut() -> None:
+    cuts = Cuts(5, 0)
+    assert not cuts.finish(0)
+    assert cuts.take(5)
+    assert not cuts.finish(7)  # until the other is written
+    cuts.written()
+    assert cuts.finish(7)
+    cuts.written()
+    assert not cuts.finish(7)
+
+
+class Job:
+    """A coordinator and its workers, each of whom pushes when told."""
+
+    def __init__(self, mode: Async | Sync, workers: int, every: int | None = None) -> None:
+        roster = Roster(workers)
+        self.core = Coordination(1, roster, admission_for(mode, roster, None))
+        self.core.cuts = Cuts(every, 0)
+        self.seqs = {}
+        for worker in range(workers):
+            self.core.on(Arrived(worker))
+            self.seqs[worker] = self.core.base_seq(worker)
+
+    def push(self, worker: int) -> list[Decision]:
+        self.seqs[worker] += 1
+        push = Push(worker, self.seqs[worker], self.core.admission.step)
+        return self.core.on(Held(None, worker, self.seqs[worker], push))
+
+
+def test_a_synchronous_cut_stands_between_the_step_and_its_answers() -> None:
+    job = Job(Sync(), 2, every=2)
+    job.push(0)
+    assert not any(isinstance(decision, Cut) for decision in job.push(1))
+    job.push(1)
+    decisions = job.push(0)
+    assert [type(decision) for decision in decisions] == [Apply, Cut, Answer, Answer]
+    assert decisions[1] == Cut(2)
+    assert all(decision.cut for decision in decisions[2:] if isinstance(decision, Answer))
+
+
+def test_every_worker_hears_of_a_cut_once() -> None:
+    job = Job(Async(), 3, every=2)
+    heard = []
+    for worker in (0, 0, 0, 1, 1, 2):
+        heard += [(d.worker, d.step) for d in job.push(worker) if isinstance(d, Answer) and d.cut]
+    assert heard == [(0, 2), (1, 4), (2, 6)]
+
+
+def test_the_last_one_out_has_the_state_saved() -> None:
+    job = Job(Async(), 2)
+    job.push(0)
+    job.core.on(CutWanted())
+    assert Cut(2) in job.push(1)
+    job.push(0)
+    assert job.core.on(Finished(0)) == []
+    assert job.core.on(Finished(1)) == []  # step 3 is not saved, but step 2 is still being written
+    assert job.core.on(CutWritten()) == [Cut(3)]
+    assert job.core.on(CutWritten()) == []
+
+
+def test_told_to_stop_a_job_makes_one_more_step() -> None:
+    job = Job(Sync(), 2)
+    job.push(0)
+    assert job.core.on(StopWanted()) == []
+    answers = [decision for decision in job.push(1) if isinstance(decision, Answer)]
+    assert [(answer.step, answer.stop) for answer in answers] == [(1, True), (1, True)]
