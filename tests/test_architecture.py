@@ -36,9 +36,11 @@ MAY_IMPORT = {
         "checkpoint",
         "wire",
         "store",
+        "remote",
         "session",
         "hooks",
     },
+    "remote": {"errors", "events", "cluster", "wire"},
     "session": {
         "errors",
         "events",
@@ -50,11 +52,12 @@ MAY_IMPORT = {
         "checkpoint",
     },
     "hooks": {"errors", "events", "modes", "session"},
-    "launch": {"errors", "events", "modes", "cluster"},
+    "launch": {"cli", "errors", "events", "modes", "cluster"},
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},
     "cli": {
+        "replica.serving",
         "errors",
         "events",
         "modes",
@@ -66,7 +69,7 @@ MAY_IMPORT = {
         "checkpoint.listing",
     },
     "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
-    "argosy": {"errors", "modes", "cluster", "replica", "session", "store", "hooks", "checkpoint"},
+    "argosy": {"remote", "errors", "modes", "cluster", "replica", "session", "store", "hooks", "checkpoint"},
 }
 # No input or output, no clock, no chance, no tensors: decisions only.
 PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
@@ -107,12 +110,14 @@ def test_the_public_names_are_these() -> None:
         "ArgosyError",
         "Async",
         "CheckpointDamaged",
+        "Client",
         "ClusterSpec",
         "ConfigError",
         "Greedy",
         "HookFailed",
         "JobFailed",
         "ModelMismatch",
+        "RemoteError",
         "Replica",
         "Ring",
         "RoundRobin",
@@ -123,9 +128,15 @@ def test_the_public_names_are_these() -> None:
         "TaskLost",
         "Verdict",
         "WaitTimeout",
+        "capture",
+        "connect",
+        "create_local_server",
+        "device",
+        "fetch",
         "hooks",
         "join",
         "load",
+        "place",
     ]
     assert argosy.__all__ == expected
     assert dir(argosy) == expected

@@ -109,6 +109,7 @@ class _Plan:
         self._arguments: list[tuple[int, int, Post]] = []
         self._outputs: list[Any] = []
         self._structure: Any = None
+        self._leaves: list[Any] = []
 
     def holds(self) -> bool:
         """Whether what Python read from ordinary tensors is as it was."""
@@ -120,7 +121,8 @@ class _Plan:
         if recording.trouble:
             raise NotRepeatable(recording.trouble)
         recording.forget_copies()
-        self._feeds = {id(leaf): position for position, leaf in enumerate(leaves) if _is_ordinary(leaf)}
+        recording.check_externals()
+        self._leaves = list(leaves)  # kept, as they are known by their identity
         renamed: dict[int, int] = {}
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, RemoteTensor) and leaf.handle.number in recording.externals:
@@ -155,8 +157,8 @@ class _Plan:
         for device in self._recording.random:
             client.keep_seeds(device)
         env: dict[int, Any] = {}
-        for identity, position in self._feeds.items():
-            env[identity] = leaves[position]
+        for before, now in zip(self._leaves, leaves, strict=True):
+            env[id(before)] = now
         messages = {post: _Message() for post in self._parts}
         for event in self._recording.sequence:
             if isinstance(event, Feed):
@@ -237,10 +239,6 @@ def _rename(client: Client, tensor: RemoteTensor) -> None:
     with client.lock:
         old.device.post.batch.extend((ALIAS, old.number, number))
     tensor.handle = Handle(number, old.meta, old.device, old.memory, old.offset)
-
-
-def _is_ordinary(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, RemoteTensor)
 
 
 def _redo(call: LocalCall, env: dict[int, Any]) -> None:

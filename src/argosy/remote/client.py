@@ -20,10 +20,11 @@ from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError, RemoteError, TaskLost, WaitTimeout
 from argosy.events import say, say_waiting
 from argosy.remote import sites
-from argosy.remote.handles import Device, Memory, meta_of
+from argosy.remote.handles import Device, meta_of
 from argosy.remote.link import Answer, Link
 from argosy.remote.names import DeviceName
 from argosy.remote.naming import readable
+from argosy.remote.numbers import Numbers
 from argosy.remote.packing import frame_count, unpack
 from argosy.remote.placing import Placer
 from argosy.remote.posts import Post
@@ -50,7 +51,7 @@ _MANY_RECIPES = 20_000
 _ROOM = 1024
 
 
-class Client:
+class Client(Numbers):
     """A connection to every task of a cluster. Use it in a `with` statement, or `close()` it."""
 
     def __init__(
@@ -61,8 +62,7 @@ class Client:
         allow_soft_placement: bool = False,
         wait: float = DEFAULT_WAIT,
     ) -> None:
-        self.lock = threading.Lock()
-        self.number = 0
+        super().__init__()
         self.recipes: dict[Any, Recipe] = {}
         self.placer = Placer(self)
         self._seeds = Seeds(self)
@@ -78,8 +78,6 @@ class Client:
         self.closed = False
         self.recording: Recording | None = None
         self.widths: dict[int, tuple[int, int, int]] = {}
-        self._plan = 0
-        self._posts: dict[str, Post] = {}
         self._devices: dict[tuple[Task, str], Device] = {}
         self._identity = uuid.uuid4().hex
         self.link = Link(self._identity)
@@ -118,7 +116,7 @@ class Client:
                 raise ConfigError(
                     f"address of {task}", f"{task}", f"{found.task}", "is the cluster the same everywhere?"
                 )
-            post = self._posts[str(task)] = Post(str(task), self.link)
+            post = self.posts[str(task)] = Post(str(task), self.link)
             for kind in self._arrivals[str(task)].devices:
                 self._devices[task, kind] = Device(self, post, kind)
         return home, cluster
@@ -150,11 +148,11 @@ class Client:
                 self._changed.notify_all()
 
     def _on_loss(self, task: str) -> None:
-        post = self._posts.get(task)
+        post = self.posts.get(task)
         if post is None:  # it was not there yet, and may come back
             return
         post.lost = "its connection has ended; what was there is lost, the other tasks can be used"
-        for name, other in self._posts.items():
+        for name, other in self.posts.items():
             if not other.lost:
                 self.link.send(name, Bereft(task))
         for request, answer in list(self._answers.items()):
@@ -163,7 +161,7 @@ class Client:
 
     def _on_tick(self) -> bool:
         """Send what has lain for a moment; whether there was any."""
-        posts = [post for post in self._posts.values() if not post.idle]
+        posts = [post for post in self.posts.values() if not post.idle]
         if posts:
             with self.lock:
                 for post in posts:
@@ -171,12 +169,6 @@ class Client:
         return bool(posts)
 
     # --- asking -------------------------------------------------------------------------------------------
-    def flush(self) -> None:
-        """Send all that has not been sent."""
-        with self.lock:
-            for post in self._posts.values():
-                post.flush()
-
     def _ask(self, post: Post, *record: Any) -> Answer:
         """Add a record that will be answered; `None` in it stands for the number of the request."""
         self._check_open()
@@ -259,7 +251,7 @@ class Client:
 
     def synchronize(self) -> None:
         """Wait until every task has done what it was sent; raises what went wrong since the last time."""
-        asked = [self._ask(post, WAIT, None) for post in self._posts.values() if not post.lost]
+        asked = [self._ask(post, WAIT, None) for post in self.posts.values() if not post.lost]
         self.flush()
         for answer in asked:
             self._wait(answer)
@@ -284,7 +276,7 @@ class Client:
         if len(self.recipes) >= _MANY_RECIPES:
             with self.lock:
                 self.recipes = {}
-                for post in self._posts.values():
+                for post in self.posts.values():
                     post.batch.append(FORGET)
         self.recipes[key] = recipe
 
@@ -327,43 +319,6 @@ class Client:
         """Before a random operation: let the task follow `torch.manual_seed`."""
         self._seeds.follow(device)
 
-    # --- captured steps -----------------------------------------------------------------------------------
-    def take_numbers(self, count: int) -> int:
-        """Numbers for new values; the first of them."""
-        with self.lock:
-            first = self.number
-            self.number += count
-        return first
-
-    def take_plan(self) -> int:
-        """A number for a captured step."""
-        with self.lock:
-            self._plan += 1
-            return self._plan
-
-    def start_tapes(self) -> dict[Post, list[list[Any]]]:
-        """From now on, keep what is sent."""
-        self.flush()
-        with self.lock:
-            for post in self._posts.values():
-                post.tape = []
-        return {post: post.tape for post in self._posts.values() if post.tape is not None}
-
-    def stop_tapes(self) -> None:
-        """What was sent until now was kept."""
-        self.flush()
-        with self.lock:
-            for post in self._posts.values():
-                post.tape = None
-
-    def alive(self, post: Post, numbers: set[int]) -> set[int]:
-        """Those of these values that somebody still holds."""
-        return numbers - set(post.dropped)
-
-    def post(self, task: str) -> Post:
-        """The way to a task."""
-        return self._posts[task]
-
     # --- devices ------------------------------------------------------------------------------------------
     def devices(self) -> list[str]:
         """The names of all devices, such as `/job:worker/task:0/cpu:0`."""
@@ -399,7 +354,7 @@ class Client:
         if self.closed:
             return
         self.closed = True
-        for name, post in self._posts.items():
+        for name, post in self.posts.items():
             if not post.lost:
                 self.link.send(name, Detach())
         self.link.close()
@@ -426,6 +381,3 @@ def _output(wire: Sequence[Any]) -> Output:
     _, dtype, shape, stride, offset, view_of, bits = wire
     meta = meta_of(tuple(shape), tuple(stride), dtype_of(dtype), (bits[0], bits[1]))
     return Output(meta, view_of, offset)
-
-
-__all__ = ["Client", "Memory"]

@@ -17,6 +17,7 @@ from torch._C._autograd import _get_sequence_nr
 
 from argosy.remote import sites
 from argosy.remote.handles import Device, Handle, Memory, meta_of
+from argosy.remote.names import DeviceName
 from argosy.remote.placing import Placer
 from argosy.remote.posts import LARGE
 from argosy.remote.recipes import Output, Recipe, Unsupported, floats_matter, infer, learn
@@ -35,6 +36,8 @@ class _Scope(threading.local):
     """The device that the innermost `argosy.device` of this thread names."""
 
     device: Device | None = None
+    name: DeviceName | None = None
+    watched: bool = False  # whether operations without remote tensors are seen too
     # Forward operations that did not simply run where their inputs were: autograd's number, and the device.
     forward: dict[int, Device] | None = None
 
@@ -48,7 +51,7 @@ class RemoteTensor(torch.Tensor):
     """
 
     handle: Handle
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -154,13 +157,13 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> A
             together = False
             break
     wanted = scope.device
-    if not together or (wanted is not None and wanted is not device) or scope.forward:
+    if not together or wanted is not None or scope.forward:
         chosen = _choose(recipe, tensors, device, together, wanted)
+        if is_grad_enabled() and any(each.requires_grad for each in tensors):
+            _remember(chosen)
         if recipe.foreach and not together:
             return client.placer.split(func, args, kwargs or {})
         if not together or chosen is not device:
-            if is_grad_enabled():
-                _remember(chosen)
             if recipe.alias:
                 return wrap(tensors[0].handle)
             args, kwargs = client.placer.bring(args, kwargs, chosen)
@@ -271,7 +274,7 @@ def _reshape(
         recipe.func(*args, **(kwargs or {}))
     tensor, bits = tensors[0], tensors[0].handle.meta.bits
     tensor.handle.meta = meta_of(tuple(tensor.shape), tensor.stride(), tensor.dtype, bits)
-    tensor.handle.offset = tensor.storage_offset()
+    tensor.handle.offset = int(tensor.storage_offset())
 
 
 # --- where an operation runs ------------------------------------------------------------------------------
@@ -300,7 +303,7 @@ def _remember(chosen: Device) -> None:
     if len(forward) > 100_000:  # those of long ago have had their backward pass
         for number in list(forward)[:50_000]:
             del forward[number]
-    forward[_get_sequence_nr() - 1] = chosen
+    forward.setdefault(_get_sequence_nr() - 1, chosen)
 
 
 # --- what happens seldom ----------------------------------------------------------------------------------

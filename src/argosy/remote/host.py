@@ -141,7 +141,7 @@ class Host:
             with self._lock:
                 session = self._sessions.get(message.header.client)
             if session is not None:
-                session.parcel(message.header, message.tensors)
+                session.mail.parcel(message.header, message.tensors)
 
     def _look(self) -> None:
         """Take all that has come. Under the lock."""
@@ -160,12 +160,12 @@ class Host:
                 session.work(header.records, message.tensors)
         elif isinstance(header, Parcel):
             if (session := self._sessions.get(header.client)) is not None:
-                session.parcel(header, message.tensors)
+                session.mail.parcel(header, message.tensors)
         elif isinstance(header, Attach):
             self._attach(peer, header)
         elif isinstance(header, Bereft):
             if (session := self._session_of(peer)) is not None:
-                session.bereft(header.task)
+                session.mail.bereft(header.task)
         elif isinstance(header, Detach):
             self._depart(Departure(peer))
         elif self._wants_foreign:

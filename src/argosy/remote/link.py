@@ -120,7 +120,8 @@ class Link:
         """Take what has come, and notice what is lost. Under the lock."""
         while True:
             try:
-                message = channel.receive(0)
+                with torch._C._DisableTorchDispatch():  # we may be in a thread with a scope
+                    message = channel.receive(0)
             except WireError as error:
                 say(f"from {task}, thrown away: {error}")
                 continue

@@ -40,11 +40,19 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+# Ordinary tensors only: no scope and no recording has to do with them.
+_unwatched = torch._C._DisableTorchDispatch
+
+
 def pack(tensor: torch.Tensor, copy: bool = True) -> tuple[Packing, list[torch.Tensor]]:
     """A copy of a tensor, as frames, and how to read them; without `copy`, its own memory where that can
     be.
     """
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    with _unwatched():
+        return _pack(tensor.detach().resolve_conj().resolve_neg(), copy)
+
+
+def _pack(tensor: torch.Tensor, copy: bool) -> tuple[Packing, list[torch.Tensor]]:
     if tensor.layout is not torch.strided:
         raise TypeError(f"a {tensor.layout} tensor cannot travel: call to_dense() first")
     stride = dense_strides(tensor.shape, tensor.stride())
@@ -71,13 +79,15 @@ def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
     if sum(frame.numel() for frame in frames) != _nbytes(packing):
         raise WireError(f"tensor: expected {_nbytes(packing)} bytes, got other frames")
     if not math.prod(packing.shape):
-        return torch.empty(packing.shape, dtype=dtype)
+        with _unwatched():
+            return torch.empty(packing.shape, dtype=dtype)
     if dense_strides(packing.shape, packing.stride) != packing.stride:
         raise WireError(f"tensor: expected strides without gaps, got {packing}")
-    data = frames[0] if len(frames) == 1 else torch.cat(list(frames))
-    if data.data_ptr() % _ALIGNMENT:  # a frame begins anywhere in its message's memory
-        data = data.clone()
-    return data.view(dtype).as_strided(packing.shape, packing.stride)
+    with _unwatched():
+        data = frames[0] if len(frames) == 1 else torch.cat(list(frames))
+        if data.data_ptr() % _ALIGNMENT:  # a frame begins anywhere in its message's memory
+            data = data.clone()
+        return data.view(dtype).as_strided(packing.shape, packing.stride)
 
 
 def _nbytes(packing: Packing) -> int:

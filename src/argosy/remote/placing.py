@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,7 +115,7 @@ class Placer:
         post.check()
         if (known := self._sent_before(tensor, device)) is not None:
             return known
-        packing, frames = self._pack(tensor)
+        packing, frames = pack(tensor)
         meta = meta_of(packing.shape, packing.stride, tensor.dtype)
         with client.lock:
             number = client.number
@@ -127,15 +128,6 @@ class Placer:
         if client.recording is not None:
             client.recording.note_feed(post.name, number, tensor)
         return self._note_sent(tensor, device, Handle(number, meta, device, Memory()))
-
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        if (recording := self._client.recording) is None:
-            return pack(tensor)
-        recording.paused = True
-        try:
-            return pack(tensor)
-        finally:
-            recording.paused = False
 
     def _sent_before(self, tensor: torch.Tensor, device: Device) -> Handle | None:
         """In a backward pass, what the forward pass has sent: autograd would not let it have changed."""
@@ -287,13 +279,13 @@ class Placer:
 
 def _called_by(file: str) -> bool:
     """Whether one of the last few frames is of this file."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(12):
         if frame is None:
             return False
         if frame.f_code.co_filename.endswith(file):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

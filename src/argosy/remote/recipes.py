@@ -149,6 +149,9 @@ def infer(
             warnings.simplefilter("ignore")
             returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
     except Exception:
+        if not func._schema.returns:  # it only writes, as fused optimizers do: there is nothing to infer
+            recipe.outputs = [Output()]
+            return recipe
         # Not known without values, or a mistake of the user's: the task's own kernel has the last word.
         recipe.probe = True
         return recipe
@@ -196,7 +199,7 @@ def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> Output:
     memory = value.untyped_storage()._cdata
     for position, each in enumerate(inputs):
         if each.untyped_storage()._cdata == memory:
-            return Output(meta, position, value.storage_offset())
+            return Output(meta, position, int(value.storage_offset()))
     return Output(meta)
 
 

@@ -6,6 +6,7 @@ and operations on ordinary tensors are noted, to be done again at each replay.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from argosy.remote.client import Client
     from argosy.remote.recipes import Recipe
 
+# References to a handle that only the recording holds: its own, and that of the call that counts.
+_OURS = 2
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 
@@ -67,7 +70,6 @@ class Recording:
         self.mutated: set[Memory] = set()
         self.random: set[Device] = set()
         self.trouble = ""
-        self.paused = False  # while tensors are packed, which is our own doing
         self._copied: list[Handle] = []
         self._written_here: set[int] = set()
 
@@ -97,7 +99,7 @@ class Recording:
 
     def note_local(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
         """An operation on ordinary tensors."""
-        if self.paused or func.namespace == "profiler":
+        if func.namespace == "profiler":
             return
         if func is _ITEM:
             if id(args[0]) in self._written_here:
@@ -161,7 +163,6 @@ class Recording:
             elif code == codes.DROP:
                 mine = [number for number in record[1] if number in part.made]
                 dropped.update(mine)
-                self._check_dropped(record[1])
                 if not mine:
                     continue
                 record = [codes.DROP, mine]
@@ -175,19 +176,18 @@ class Recording:
         part.made -= dropped
         return part
 
-    def _check_dropped(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            if number in self.externals:
-                raise NotRepeatable(
-                    "it replaces a tensor that it has read: write to it in place (copy_) instead"
-                )
+    def check_externals(self) -> None:
+        """What was read, and is now held by nobody but us, was replaced by something that the call made."""
+        for number in list(self.externals):
+            if sys.getrefcount(self.externals[number]) <= _OURS:
+                raise NotRepeatable("it replaces a tensor that it has read: write to it (copy_) instead")
 
 
 class LocalTape(TorchDispatchMode):
     """Sees what the call does with ordinary tensors."""
 
     def __init__(self, recording: Recording) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recording = recording
 
     def __torch_dispatch__(

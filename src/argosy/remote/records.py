@@ -188,4 +188,4 @@ class ArgumentReader:
             return _DTYPES[value]
         if tag == COMPLEX:
             return complex(value, more[0])
-        return {LAYOUT: _LAYOUTS, FORMAT: _FORMATS}[tag][value]
+        return _LAYOUTS[value] if tag == LAYOUT else _FORMATS[value]

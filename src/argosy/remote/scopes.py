@@ -31,7 +31,7 @@ def current_client() -> Client:
 class _Mode(TorchDispatchMode):
     """Sees the operations without remote tensors too, while a scope is open in its thread."""
 
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return dispatch(func, args, kwargs)
@@ -50,30 +50,30 @@ class device:  # noqa: N801
         self._before: list[tuple[Any, Any, _Mode | None]] = []
 
     def __enter__(self) -> device:
-        outer = getattr(scope, "name", None) or DeviceName()
-        before = (scope.device, getattr(scope, "name", None))
+        outer = scope.name or DeviceName()
+        before = (scope.device, scope.name)
         if self._name is None:
             name, found = None, None
         else:
             name = self._name.within(outer)
             found = (self._client or current_client()).device(name)
         mode = None
-        if found is not None and not getattr(scope, "watched", False):
-            mode = _Mode()
-            mode.__enter__()
-            scope.watched = True  # type: ignore[attr-defined]
+        if found is not None and not scope.watched:
+            mode = _Mode()  # type: ignore[no-untyped-call]
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            scope.watched = True
         scope.device = found
-        scope.name = name  # type: ignore[attr-defined]
+        scope.name = name
         self._before.append((*before, mode))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        scope.device, scope.name, mode = self._before.pop()  # type: ignore[attr-defined]
+        scope.device, scope.name, mode = self._before.pop()
         if mode is not None:
-            scope.watched = False  # type: ignore[attr-defined]
-            mode.__exit__(kind, error, where)
+            scope.watched = False
+            mode.__exit__(kind, error, where)  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def placed(*args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,10 @@ class Seeds:
 
     def follow(self, device: Device) -> None:
         """Before a random operation on a device."""
-        generator = torch.default_generator
+        with torch._C._DisableTorchDispatch():
+            self._follow(device, torch.default_generator)
+
+    def _follow(self, device: Device, generator: torch.Generator) -> None:
         if not torch.equal(generator.get_state(), self._state):
             state = bytes(bytes_of(generator.get_state()))
             fresh = int.from_bytes(state[_LEFT], "little") == 1 and not any(state[_NEXT])

@@ -22,9 +22,11 @@ from argosy.events import say
 from argosy.remote import records as codes
 from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
-from argosy.remote.packing import frame_count, pack, unpack
-from argosy.remote.records import Template, dtype_name
-from argosy.wire.remote_headers import Fault, Item, Packing, Parcel, Reply
+from argosy.remote.mail import Mail
+from argosy.remote.packing import pack, unpack
+from argosy.remote.probing import probe
+from argosy.remote.records import Template
+from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
 
 Batch = tuple[list[Any], Sequence[torch.Tensor]]
 
@@ -52,22 +54,18 @@ class Session:
 
     def __init__(self, client: str, host: Outside, helpers: int) -> None:
         self.client = client
-        self._host = host
+        self.host = host
         self.graph = Graph(helpers)
-        self.graph.on_ready = self._nudge
+        self.graph.on_ready = self.nudge
         self.values: dict[int, Value] = {}
         self.templates: dict[int, Compiled] = {}
         self.generator = torch.Generator()
         self.counts: Counter[str] = Counter()
         self.randomness = Value(Group())
         self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._mail = threading.Lock()
-        self._expected: dict[tuple[int, int], tuple[Value, Step, str]] = {}
-        self._early: dict[tuple[int, int], tuple[Item, Sequence[torch.Tensor]]] = {}
-        self._lost: set[str] = set()
+        self.mail = Mail(self)
         self._waits: list[int] = []
-        self._outgoing: dict[str, tuple[list[Item], list[torch.Tensor]]] = {}
-        self._fault: Fault | None = None
+        self.fault: Fault | None = None
         self._closed = False
         self.turn = 0  # of the captured step that is being replayed
         self.plans: dict[int, Plan] = {}
@@ -79,36 +77,6 @@ class Session:
     def work(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
         """A message of the client."""
         self._inbox.put((records, frames))
-
-    def parcel(self, parcel: Parcel, frames: Sequence[torch.Tensor]) -> None:
-        """Values from another task."""
-        first = 0
-        for item in parcel.items:
-            last = first + (0 if item.packing is None else frame_count(item.packing))
-            self._take_item(item, frames[first:last])
-            first = last
-        self._nudge()
-
-    def _take_item(self, item: Item, frames: Sequence[torch.Tensor]) -> None:
-        key = (item.value, item.turn)
-        with self._mail:
-            found = self._expected.pop(key, None)
-            if found is None:
-                self._early[key] = (item, frames)
-                return
-        self._fill(found[0], item, frames)
-        self.graph.finish(found[1])
-
-    def bereft(self, task: str) -> None:
-        """A task has gone: what was expected of it fails."""
-        with self._mail:
-            self._lost.add(task)
-            gone = [key for key, (_, _, sender) in self._expected.items() if sender == task]
-            found = [self._expected.pop(key) for key in gone]
-        for value, step, _ in found:
-            value.fault = self._loss(task)
-            self.graph.finish(step)
-        self._nudge()
 
     def close(self) -> None:
         """Stop after the step that is running, and let go of everything."""
@@ -125,7 +93,8 @@ class Session:
         self._thread.join()
 
     # --- the session's own thread -------------------------------------------------------------------------
-    def _nudge(self) -> None:
+    def nudge(self) -> None:
+        """Let the session's thread look for what is ready."""
         self._inbox.put(None)
 
     def _loop(self) -> None:
@@ -133,19 +102,19 @@ class Session:
         try:
             while not self._closed:
                 if (step := self.graph.take(only_small=not self._inbox.empty())) is not None:
-                    if self._outgoing and not step.sends:
-                        self._send_parcels()
+                    if self.mail.outgoing and not step.sends:
+                        self.mail.send_parcels()
                     step.run()
                     self.graph.finish(step)
-                elif self._outgoing:
-                    self._send_parcels()
+                elif self.mail.outgoing:
+                    self.mail.send_parcels()
                 elif self._waits and not self.graph.unfinished:
                     self._answer_waits()
                 elif (item := self._inbox.get()) is not None:
                     self.read(*item)
         except Exception:
             # Only a client that does not keep to the protocol comes here; it must not take the task with it.
-            say(f"{self._host.task}: client {self.client} is cut off: {traceback.format_exc()}")
+            say(f"{self.host.task}: client {self.client} is cut off: {traceback.format_exc()}")
         finally:
             self._closed = True
             self.graph.close()
@@ -190,8 +159,8 @@ class Session:
             value = Value(Group() if view < 0 else inputs[view].group)
             self.values[first + number] = value
             outputs.append(value)
-        if self._outgoing and not compiled.light:
-            self._send_parcels()
+        if self.mail.outgoing and not compiled.light:
+            self.mail.send_parcels()
         graph = self.graph
         if not graph.unfinished and not compiled.heavy:
             self.execute(compiled, inputs, outputs, floats, site)
@@ -246,13 +215,10 @@ class Session:
         went well.
         """
         lines = traceback.format_exception(error)
-        fault = Fault(self._host.task, operation, site, type(error).__name__, str(error), "".join(lines))
-        if self._fault is None:
-            self._fault = fault
+        fault = Fault(self.host.task, operation, site, type(error).__name__, str(error), "".join(lines))
+        if self.fault is None:
+            self.fault = fault
         return fault
-
-    def _loss(self, task: str) -> Fault:
-        return Fault(task, "", -1, "TaskLost", f"{task} has gone, and with it what it was to send", lost=True)
 
     @staticmethod
     def _fail(
@@ -270,7 +236,7 @@ class Session:
             template = msgspec.convert(wire, Template)
         except msgspec.ValidationError as error:
             raise WireError(f"template: {error}") from None
-        self.templates[template.number] = Compiled(template, self._host.device(template.device))
+        self.templates[template.number] = Compiled(template, self.host.device(template.device))
 
     def put(self, value: int, packing: Any, frame: int, count: int, frames: Sequence[torch.Tensor]) -> None:
         """PUT"""
@@ -279,62 +245,11 @@ class Session:
 
     def send(self, value: int, task: str, there: int, site: int, _: Sequence[torch.Tensor]) -> None:
         """SEND"""
-        self.hand_over(self.values[value], task, there, self.turn, site)
-
-    def hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
-        """Give a value to another task, when it is there."""
-        step = Step(lambda: self._hand_over(value, task, there, turn, site))
-        step.sends = True
-        self.submit(step, [value], [])
-
-    def _hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
-        """Added to what goes to that task; all of it leaves before anything is written to these tensors."""
-        fault = value.fault or value.group.fault
-        packing: Packing | None = None
-        frames: list[torch.Tensor] = []
-        if fault is None:
-            try:
-                packing, frames = pack(value.tensor, copy=self._host.copies(task))
-            except Exception as error:
-                fault = self.fault_of("send", site, error)
-        items, bytes_of_them = self._outgoing.setdefault(task, ([], []))
-        items.append(Item(there, turn, packing, fault))
-        bytes_of_them += frames
-
-    def _send_parcels(self) -> None:
-        outgoing, self._outgoing = self._outgoing, {}
-        for task, (items, frames) in outgoing.items():
-            self._host.forward(task, Parcel(self.client, tuple(items)), frames)
+        self.mail.hand_over(self.values[value], task, there, self.turn, site)
 
     def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
         """EXPECT"""
-        self.await_parcel(value, task, self.turn)
-
-    def await_parcel(self, number: int, task: str, turn: int) -> None:
-        """A value that another task sends, perhaps already has sent."""
-        step = Step(_nothing)
-        value = self.values[number] = Value(Group(step), step)
-        with self._mail:
-            early = self._early.pop((number, turn), None)
-            if early is None and task not in self._lost:
-                self.graph.expect(step)
-                self._expected[number, turn] = (value, step, task)
-                return
-        step.done = True
-        if early is not None:
-            self._fill(value, *early)
-        else:
-            value.fault = self._loss(task)
-
-    def _fill(self, value: Value, item: Item, frames: Sequence[torch.Tensor]) -> None:
-        value.fault = item.fault
-        if item.fault is None:
-            try:
-                if item.packing is None:
-                    raise WireError("parcel: expected a tensor or a fault, got neither")
-                value.tensor = unpack(item.packing, frames)
-            except Exception as error:
-                value.fault = self.fault_of("receive", -1, error)
+        self.mail.await_parcel(value, task, self.turn)
 
     def fetch(self, request: int, wanted: list[int], _: Sequence[torch.Tensor]) -> None:
         """FETCH"""
@@ -351,76 +266,11 @@ class Session:
                 except Exception as error:
                     fault = self.fault_of("fetch", -1, error)
             if fault is not None:
-                self._host.answer(self.client, Reply(request, [], fault))
+                self.host.answer(self.client, Reply(request, [], fault))
                 return
             packings.append(packing)
             frames += bytes_of_it
-        self._host.answer(self.client, Reply(request, packings), frames)
-
-    def probe(
-        self,
-        request: int,
-        number: int,
-        first: int,
-        site: int,
-        inputs: list[int],
-        floats: list[float],
-        _: Sequence[torch.Tensor],
-    ) -> None:
-        """PROBE"""
-        compiled = self.templates[number]
-        values = [self.values[each] for each in inputs]
-        writes = [values[each] for each in compiled.mutates]
-        reads: Sequence[Value] = values
-        if compiled.random:
-            reads, writes = [*values, self.randomness], [*writes, self.randomness]
-        self.submit(Step(lambda: self._probe(request, compiled, values, floats, first, site)), reads, writes)
-
-    def _probe(
-        self,
-        request: int,
-        compiled: Compiled,
-        inputs: list[Value],
-        floats: list[float],
-        first: int,
-        site: int,
-    ) -> None:
-        tensors = [value.tensor for value in inputs]
-        failed = next((f for v in inputs if (f := v.fault or v.group.fault) is not None), None)
-        results: list[Any] = []
-        if failed is None:
-            try:
-                for number, output in enumerate(compiled.call(tensors, floats, self.generator)):
-                    results.append(self._describe(output, tensors))
-                    if isinstance(output, torch.Tensor):
-                        alias = results[-1][5]
-                        value = Value(Group() if alias < 0 else inputs[alias].group)
-                        value.tensor = output
-                        self.values[first + number] = value
-            except Exception as error:
-                failed = self.fault_of(compiled.name, site, error)
-                self._fault = None  # the client is told at once
-        self._host.answer(self.client, Reply(request, [] if failed else results, failed))
-
-    @staticmethod
-    def _describe(output: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        if not isinstance(output, torch.Tensor):
-            if output is not None and not isinstance(output, bool | int | float):
-                raise TypeError(f"a result that cannot travel: {type(output).__name__}")
-            return ["v", output]
-        if output.layout is not torch.strided or output.is_quantized:
-            raise TypeError(f"a tensor that remote devices do not know: {output.layout}, {output.dtype}")
-        memory = output.untyped_storage()._cdata
-        shared = [n for n, each in enumerate(inputs) if each.untyped_storage()._cdata == memory]
-        return [
-            "t",
-            dtype_name(output.dtype),
-            list(output.shape),
-            list(output.stride()),
-            output.storage_offset(),
-            shared[0] if shared else -1,
-            [output.is_conj(), output.is_neg()],
-        ]
+        self.host.answer(self.client, Reply(request, packings), frames)
 
     def record(
         self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any
@@ -490,7 +340,7 @@ class Session:
         values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
         memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
         results = [dict(self.counts), len(self.values), sum(memory.values())]
-        self._host.answer(self.client, Reply(request, results))
+        self.host.answer(self.client, Reply(request, results))
 
     def wait(self, request: int, _: Sequence[torch.Tensor]) -> None:
         """WAIT"""
@@ -499,9 +349,9 @@ class Session:
             self._answer_waits()
 
     def _answer_waits(self) -> None:
-        fault, self._fault = self._fault, None
+        fault, self.fault = self.fault, None
         for request in self._waits:
-            self._host.answer(self.client, Reply(request, [], fault))
+            self.host.answer(self.client, Reply(request, [], fault))
         self._waits.clear()
 
 
@@ -512,10 +362,6 @@ class Plan:
         self.records = records
         self.passing = passing
         self.templates = templates
-
-
-def _nothing() -> None:
-    pass
 
 
 def _seed(generator: torch.Generator, seed: int) -> None:
@@ -533,7 +379,7 @@ def _readers() -> dict[int, Reader]:
         codes.SEND: Session.send,
         codes.EXPECT: Session.expect,
         codes.FETCH: Session.fetch,
-        codes.PROBE: Session.probe,
+        codes.PROBE: probe,
         codes.SEED: Session.seed,
         codes.DROP: Session.drop,
         codes.FORGET: Session.forget,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import sys
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -32,7 +32,7 @@ _stacks: list[tuple[CodeType | int, ...]] = []
 
 def here() -> int:
     """The site of the caller's caller."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     stack: list[CodeType | int] = []
     depth = 0
     while frame is not None and depth < _DEPTH:
@@ -46,7 +46,7 @@ def here() -> int:
             if len(stack) == 2 * _KEPT:
                 break
         depth += 1
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     key = tuple(stack)
     number = _numbers.get(key)
     if number is None:

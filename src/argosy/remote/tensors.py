@@ -27,7 +27,7 @@ class _Bring(torch.autograd.Function):
         return values_of(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return on_device(gradient, ctx.device)
 
 
@@ -40,7 +40,7 @@ class _Send(torch.autograd.Function):
         return on_device(tensor, device)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         if ctx.back is not None:
             return on_device(gradient, ctx.back), None
         return values_of(gradient) if isinstance(gradient, RemoteTensor) else gradient, None
@@ -65,7 +65,7 @@ def on_device(tensor: torch.Tensor, device: Device) -> torch.Tensor:
 def _cpu(self: RemoteTensor, memory_format: Any = None) -> torch.Tensor:
     """The values as an ordinary tensor; waits for them."""
     if self.requires_grad and torch.is_grad_enabled():
-        brought: torch.Tensor = _Bring.apply(self)
+        brought: torch.Tensor = _Bring.apply(self)  # type: ignore[no-untyped-call]
         return brought
     return values_of(self)
 
@@ -81,7 +81,7 @@ def _to(self: RemoteTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             from argosy.remote.scopes import current_client
 
             found = current_client().device(DeviceName.parse(asked))
-            tensor = _Send.apply(self, found)
+            tensor = _Send.apply(self, found)  # type: ignore[no-untyped-call]
         args = args[1:] if args and isinstance(args[0], str) else args
         kwargs = {name: each for name, each in kwargs.items() if name != "device"}
         if not args and not kwargs:
@@ -143,7 +143,7 @@ def _get_data(self: RemoteTensor) -> torch.Tensor:
 
 def _set_data(self: RemoteTensor, other: torch.Tensor) -> None:
     if not isinstance(other, RemoteTensor):
-        other = on_device(other, self.handle.device)  # type: ignore[assignment]
+        other = on_device(other, self.handle.device)
     assert isinstance(other, RemoteTensor)
     torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
     self.handle = other.handle
@@ -179,9 +179,7 @@ def place(what: T, device: str) -> T:
     """
     from argosy.remote.scopes import current_client
 
-    found = current_client().device(
-        DeviceName.parse(device).within(getattr(scope, "name", None) or DeviceName())
-    )
+    found = current_client().device(DeviceName.parse(device).within(scope.name or DeviceName()))
     if isinstance(what, torch.nn.Module):
         for module in what.modules():
             _place_module(module, found)
@@ -191,7 +189,7 @@ def place(what: T, device: str) -> T:
                 if isinstance(value, torch.Tensor):
                     state[name] = on_device(value, found)
     elif isinstance(what, torch.Tensor):
-        return _Send.apply(what, found)  # type: ignore[no-any-return]
+        return _Send.apply(what, found)  # type: ignore[no-any-return,no-untyped-call]
     else:
         raise ConfigError("place", "a tensor, a module or an optimizer", type(what).__name__)
     return what
