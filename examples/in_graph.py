@@ -1,10 +1,11 @@
-"""MNIST by one client: parameters on a server, a tower on each worker, gradients averaged. In-graph replication.
+"""MNIST by one client: parameters on a server, a tower on each worker, gradients averaged. In-graph
+replication.
 
     argosy run --serve --ps 1 --workers 2 examples/in_graph.py
     argosy run --serve --ps 1 --workers 2 examples/in_graph.py --asynchronous
 
-One program builds and drives it all. In step, the towers' gradients are averaged and applied once; asynchronously,
-each tower has a thread here, which applies its gradients when they are there.
+One program builds and drives it all. In step, the towers' gradients are averaged and applied once;
+asynchronously, each tower has a thread here, which applies its gradients when they are there.
 """
 
 from __future__ import annotations
@@ -98,15 +99,15 @@ def train_asynchronously(
 
     def drive(worker: str, share: Iterator[Batch]) -> None:
         while True:
-            with lock:
+            with lock:  # while operations are sent; nothing is computed here
                 if next(counter, None) is None:
                     return
-            gradients = gradients_of(model, worker, *next(share))
-            with lock, argosy.device(SERVER):
-                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                    parameter.grad = gradient
-                optimizer.step()
-            gradients[-1].sum().item()  # not further ahead than one batch
+                gradients = gradients_of(model, worker, *next(share))
+                with argosy.device(SERVER):
+                    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                        parameter.grad = gradient
+                    optimizer.step()
+            gradients[-1].sum().item()  # wait for this worker, and let the others go on
 
     threads = [threading.Thread(target=drive, args=pair) for pair in zip(workers, shares, strict=True)]
     for thread in threads:

@@ -2,8 +2,9 @@
 
     argosy run --serve --ps 0 --workers 2 examples/model_parallel.py
 
-Each micro-batch goes forward through both tasks and back. The client waits for nothing, and a task that waits for
-a tensor goes on with the next micro-batch: so both work at the same time. Beside it, all layers on one task.
+Each micro-batch goes forward through both tasks and back. The client waits for nothing, and a task that
+waits for a tensor goes on with the next micro-batch: so both work at the same time. Beside it, all layers on
+one task.
 """
 
 from __future__ import annotations

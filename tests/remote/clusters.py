@@ -18,7 +18,8 @@ import argosy
 from argosy.remote.client import Client
 from argosy.replica.serving import Server
 
-# pyzmq's own thread, which frees what was sent without a copy, lives as long as the process: let it begin here.
+# pyzmq's own thread, which frees what was sent without a copy, lives as long as the process: let it begin
+# here.
 zmq_memory.context  # noqa: B018
 zmq_memory.start()
 

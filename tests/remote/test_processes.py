@@ -66,7 +66,7 @@ def test_a_task_that_dies_is_named_and_the_rest_goes_on() -> None:
 
 
 def test_who_is_not_there_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(WaitTimeout, match="127.0.0.1:9"):
+    with pytest.raises(WaitTimeout, match=r"127\.0\.0\.1:9"):
         argosy.connect("127.0.0.1:9", wait=0.3)
 
 

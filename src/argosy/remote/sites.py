@@ -13,11 +13,9 @@ from types import CodeType, FrameType
 
 import torch
 
-import argosy
-
 _FOREIGN = (
     str(Path(torch.__file__).parent),
-    str(Path(argosy.__file__).parent),
+    str(Path(__file__).parents[1]),
     "<frozen",
     "<__array_function",
 )
