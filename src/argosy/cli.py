@@ -169,6 +169,8 @@ def serve_task(context: click.Context, visible_devices: str | None, allow_growth
     identity = discover_host(words, os.environ)
     from argosy.replica.serving import Server
 
+    # A message that arrives must not wait for milliseconds until the thread that computes lets go.
+    sys.setswitchinterval(0.0005)
     visible = None if visible_devices is None else [each.strip() for each in visible_devices.split(",")]
     with Server(
         identity.cluster,

@@ -299,3 +299,64 @@ def test_several_clients_share_a_cluster() -> None:
 def test_no_client_is_said() -> None:
     with pytest.raises(ConfigError, match=r"argosy\.connect"):
         argosy.device("/cpu:0").__enter__()
+
+
+def test_towers_in_step_go_the_way_of_synchronous_replicas() -> None:
+    """Parameters on a server, a tower a worker, the mean of the gradients applied once."""
+
+    def updates(devices: list[str | None], server: str | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+        if server is not None:
+            argosy.place(model, server)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        data = iter(batches(12))
+
+        def step(*towers: Any) -> None:
+            found = []
+            for device, (images, labels) in zip(devices, towers, strict=True):
+                with argosy.device(device):
+                    loss = F.cross_entropy(model(images), labels)
+                found.append(torch.autograd.grad(loss, list(model.parameters())))
+            for parameter, *gradients in zip(model.parameters(), *found, strict=True):
+                parameter.grad = sum(gradients[1:], gradients[0]) / len(gradients)
+            optimizer.step()
+
+        if server is not None:
+            step = argosy.capture(step)
+        for _ in range(6):
+            step(next(data), next(data))
+        return argosy.fetch(list(model.state_dict().values()))
+
+    expected = updates([None, None], None)
+    with cluster_here(ps=1, worker=2) as target, argosy.connect(target, wait=20) as client:
+        results = updates([FIRST, SECOND], PS)
+        assert client.ran(FIRST)["aten::addmm"] == client.ran(SECOND)["aten::addmm"] == 12
+        assert "aten::addmm" not in client.ran(PS)
+    for mine, theirs in zip(expected, results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_memory_does_not_grow() -> None:
+    with cluster_here(worker=2) as target, argosy.connect(target, wait=20) as client:
+        weight = argosy.place(torch.ones(8, 8), FIRST).requires_grad_()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            with argosy.device(SECOND):
+                loss = (x @ weight).relu().mean()
+            (gradient,) = torch.autograd.grad(loss, weight)
+            with torch.no_grad():
+                weight.sub_(gradient, alpha=0.01)
+            return loss.detach()
+
+        captured = argosy.capture(step)
+        held = []
+        for _ in range(2):
+            for _ in range(150):
+                step(torch.ones(2, 8))
+                loss = captured(torch.ones(2, 8))
+            assert loss.item() < 8
+            gc.collect()
+            client.synchronize()
+            held.append([client.held(task) for task in (FIRST, SECOND)])
+        assert held[0] == held[1]

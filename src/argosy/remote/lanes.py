@@ -1,10 +1,9 @@
-"""The short way between tasks of one machine: a Unix socket, into which tensors are written from where they
-lie.
+"""The short way between tasks of one machine: a Unix socket for words, shared memory for tensors.
 
 The name of the socket follows from the task's port, so a peer at a loopback address is found without asking;
 the kernel says whose process is at the other end. A message is what it is on the network, with the sizes of
-its parts before it. A sender waits until the kernel has taken all of it, so that nothing needs to be copied
-first.
+its parts before it; its tensors lie in a slot of sealed memory, which the receiver copies out of and gives
+back.
 """
 
 from __future__ import annotations
@@ -14,20 +13,28 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
-from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
+from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.protocol import Header
+from argosy.wire.shared_memory import Region, place
 from argosy.wire.tensors import bytes_of
 
-_COUNT = struct.Struct("<I")
+# How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this
+# message.
+_HEAD = struct.Struct("<IiB")
 _SIZE = struct.Struct("<Q")
+_ACK = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
-_BUFFER = 4 * 2**20
+# Less than this is not worth a slot.
+_SMALL = 16 * 1024
+# With so much under way, a sender waits for the receiver.
+_MOST = 256 * 2**20
 
 
 def _name(port: int) -> str:
@@ -51,6 +58,7 @@ class LaneListener:
             self._server.close()
             raise
         self._peers: dict[int, socket.socket] = {}
+        self._slots: dict[int, dict[int, Region]] = {}
 
     def fileno(self) -> int:
         """Readable when somebody connects."""
@@ -61,8 +69,8 @@ class LaneListener:
         with contextlib.suppress(OSError):
             sock, _ = self._server.accept()
             if _is_ours(sock):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
                 self._peers[sock.fileno()] = sock
+                self._slots[sock.fileno()] = {}
                 return sock.fileno()
             sock.close()
         return None
@@ -71,7 +79,7 @@ class LaneListener:
         """The message on a connection; None: it has ended. A WireError ends it too."""
         sock = self._peers[descriptor]
         try:
-            return _receive(sock)
+            return _receive(sock, self._slots[descriptor])
         except (OSError, EOFError):
             self.drop(descriptor)
             return None
@@ -82,6 +90,7 @@ class LaneListener:
     def drop(self, descriptor: int) -> None:
         """Hang up on a peer."""
         self._peers.pop(descriptor).close()
+        del self._slots[descriptor]
 
     def close(self) -> None:
         """Hang up on all."""
@@ -89,6 +98,15 @@ class LaneListener:
         for sock in self._peers.values():
             sock.close()
         self._peers.clear()
+        self._slots.clear()
+
+
+@dataclass
+class _Slot:
+    """Memory for one message at a time."""
+
+    region: Region
+    busy: bool = True
 
 
 class Lane:
@@ -97,12 +115,13 @@ class Lane:
     def __init__(self, address: Address) -> None:
         if not address.is_loopback:
             raise OSError("not on this machine")
+        self._slots: list[_Slot] = []
+        self._acks = b""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._sock.connect(_name(address.port))
             if not _is_ours(self._sock):
                 raise PermissionError("another user's")
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         except OSError:
             self._sock.close()
             raise
@@ -112,28 +131,89 @@ class Lane:
         parts = encode(header, frames)
         sizes = b"".join(_SIZE.pack(len(part)) for part in parts)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._sock.sendall(_COUNT.pack(len(parts)) + sizes + parts[0])
-            for part in parts[1:]:
-                self._sock.sendall(part)
+            if sum(map(len, parts[1:])) < _SMALL:
+                self._sock.sendall(_HEAD.pack(len(parts), -1, 0) + sizes + b"".join(parts))
+            else:
+                self._send_in_slot(frames, len(parts), sizes + parts[0])
+
+    def _send_in_slot(self, frames: Sequence[torch.Tensor], count: int, words: bytes) -> None:
+        placed, size = place([FrameSpec("uint8", (frame.numel(),)) for frame in frames])
+        number, slot, descriptor = self._slot(size)
+        for frame, where in zip(frames, placed, strict=True):
+            slot.region.tensor(where).copy_(frame)
+        head = _HEAD.pack(count, number, descriptor is not None)
+        try:
+            sent = (
+                self._sock.send(head)
+                if descriptor is None
+                else socket.send_fds(self._sock, [head], [descriptor])
+            )
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._sock.sendall(head[sent:] + words)
+
+    def _slot(self, size: int) -> tuple[int, _Slot, int | None]:
+        """A slot of this size that nobody reads, and the descriptor of its memory if it is new."""
+        self._take_acks(wait=False)
+        while sum(slot.region.size for slot in self._slots if slot.busy) > _MOST:
+            self._take_acks(wait=True)
+        for number, slot in enumerate(self._slots):
+            if not slot.busy and size <= slot.region.size <= 4 * size:
+                slot.busy = True
+                return number, slot, None
+        region, descriptor = Region.create(size)
+        self._slots.append(_Slot(region))
+        return len(self._slots) - 1, self._slots[-1], descriptor
+
+    def _take_acks(self, wait: bool) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := self._sock.recv(4096, 0 if wait else socket.MSG_DONTWAIT):
+                self._acks += data
+                wait = False
+            if wait:
+                raise BrokenPipeError
+        whole = len(self._acks) // _ACK.size * _ACK.size
+        for (number,) in _ACK.iter_unpack(self._acks[:whole]):
+            if number < len(self._slots):
+                self._slots[number].busy = False
+        self._acks = self._acks[whole:]
 
     def close(self) -> None:
         """Hang up."""
         self._sock.close()
+        self._slots.clear()
 
 
-def _receive(sock: socket.socket) -> Message[Header]:
-    (count,) = _COUNT.unpack(_read(sock, _COUNT.size))
-    if not 1 <= count <= MAX_FRAMES + 1:
-        raise WireError(f"message: expected at most {MAX_FRAMES} frames, got {count - 1}")
+def _receive(sock: socket.socket, slots: dict[int, Region]) -> Message[Header]:
+    first, descriptors, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
+    try:
+        if not first:
+            raise EOFError
+        count, slot, new = _HEAD.unpack(first + _read(sock, _HEAD.size - len(first)))
+        if new and descriptors:
+            slots[slot] = Region.open(descriptors[0])
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    if not 1 <= count <= MAX_FRAMES + 1 or (slot >= 0 and slot not in slots):
+        raise WireError(f"message: expected at most {MAX_FRAMES} frames in memory that is known, got {count}")
     sizes = [size for (size,) in _SIZE.iter_unpack(_read(sock, _SIZE.size * count))]
     if sizes[0] > MAX_HEADER_BYTES or any(size > MAX_FRAME_BYTES for size in sizes[1:]):
         raise WireError("message: larger than it may be")
     parts: list[object] = [_read(sock, sizes[0])]
-    for size in sizes[1:]:
+    placed, _ = place([FrameSpec("uint8", (size,)) for size in sizes[1:]])
+    for where in placed:
         # Into torch's own memory, which is aligned as its kernels like it.
-        part = bytes_of(torch.empty(size, dtype=torch.uint8))
-        _read_into(sock, memoryview(part).cast("B"))
+        memory = torch.empty(where.frame.nbytes, dtype=torch.uint8)
+        part = bytes_of(memory)
+        if slot >= 0:
+            memory.copy_(slots[slot].tensor(where))
+        else:
+            _read_into(sock, memoryview(part).cast("B"))
         parts.append(part)
+    if slot >= 0:
+        sock.sendall(_ACK.pack(slot))
     return decode(parts)
 
 
