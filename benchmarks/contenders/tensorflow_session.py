@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 _STEPS = 100
@@ -48,7 +49,7 @@ def _measure(cluster: dict[str, list[str]]) -> float:
     with tf.device("/job:ps/task:0"):
         layers = [
             (tf.Variable(tf.random.truncated_normal((a, b), stddev=0.05)), tf.Variable(tf.zeros((b,))))
-            for a, b in zip(_SIZES, _SIZES[1:], strict=False)
+            for a, b in pairwise(_SIZES)
         ]
     with tf.device("/job:worker/task:0"):
         hidden = images
