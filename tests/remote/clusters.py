@@ -12,18 +12,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from zmq.utils.garbage import gc as zmq_memory
+import zmq
 
 import argosy
 from argosy.remote.client import Client
 from argosy.replica.serving import Server
 
-# pyzmq's own thread, which frees what was sent without a copy, lives as long as the process: let it begin
-# here.
-zmq_memory.context  # noqa: B018
-zmq_memory.start()
-
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def _begin_what_lasts() -> None:
+    """pyzmq frees what was sent without a copy in a thread that lives as long as the process: no leak."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+        port = pull.bind_to_random_port("tcp://127.0.0.1")
+        push.connect(f"tcp://127.0.0.1:{port}")
+        push.send(bytearray(100_000), copy=False)
+        pull.recv()
+
+
+_begin_what_lasts()
 
 
 @contextlib.contextmanager
