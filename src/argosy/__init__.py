@@ -26,16 +26,24 @@ if TYPE_CHECKING:
     from argosy.errors import HookFailed as HookFailed
     from argosy.errors import JobFailed as JobFailed
     from argosy.errors import ModelMismatch as ModelMismatch
+    from argosy.errors import RemoteError as RemoteError
     from argosy.errors import TaskLost as TaskLost
     from argosy.errors import WaitTimeout as WaitTimeout
     from argosy.modes import Async as Async
     from argosy.modes import Ring as Ring
     from argosy.modes import Sync as Sync
+    from argosy.remote.capture import capture as capture
+    from argosy.remote.client import Client as Client
+    from argosy.remote.connecting import connect as connect
+    from argosy.remote.scopes import device as device
+    from argosy.remote.tensors import fetch as fetch
+    from argosy.remote.tensors import place as place
     from argosy.replica.exchange import Verdict as Verdict
     from argosy.replica.learning_rate import scale_learning_rate as scale_learning_rate
     from argosy.replica.replica import Replica as Replica
     from argosy.replica.replica import join as join
     from argosy.replica.serving import Server as Server
+    from argosy.replica.serving import create_local_server as create_local_server
     from argosy.session.session import Session as Session
     from argosy.store.placement import Greedy as Greedy
     from argosy.store.placement import RoundRobin as RoundRobin
@@ -45,12 +53,14 @@ _HOMES = {
     "ArgosyError": "argosy.errors",
     "Async": "argosy.modes",
     "CheckpointDamaged": "argosy.errors",
+    "Client": "argosy.remote.client",
     "ClusterSpec": "argosy.cluster.spec",
     "ConfigError": "argosy.errors",
     "Greedy": "argosy.store.placement",
     "HookFailed": "argosy.errors",
     "JobFailed": "argosy.errors",
     "ModelMismatch": "argosy.errors",
+    "RemoteError": "argosy.errors",
     "Replica": "argosy.replica.replica",
     "Ring": "argosy.modes",
     "RoundRobin": "argosy.store.placement",
@@ -61,9 +71,15 @@ _HOMES = {
     "TaskLost": "argosy.errors",
     "Verdict": "argosy.replica.exchange",
     "WaitTimeout": "argosy.errors",
+    "capture": "argosy.remote.capture",
+    "connect": "argosy.remote.connecting",
+    "create_local_server": "argosy.replica.serving",
+    "device": "argosy.remote.scopes",
+    "fetch": "argosy.remote.tensors",
     "hooks": "argosy",
     "join": "argosy.replica.replica",
     "load": "argosy.checkpoint.reading",
+    "place": "argosy.remote.tensors",
     "scale_learning_rate": "argosy.replica.learning_rate",
 }
 

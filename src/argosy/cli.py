@@ -1,4 +1,4 @@
-"""The command line: `argosy run`, `argosy demo`, `argosy status`, `argosy plot`, `argosy bench`.
+"""The command line: `argosy run`, `serve`, `demo`, `status`, `checkpoints`, `plot` and `bench`.
 
 Thin: it turns words into a JobSpec and errors into one line. Nothing here imports torch; what a command needs
 is imported when it runs.
@@ -7,16 +7,18 @@ is imported when it runs.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from argosy.cluster.discover import discover_host, take_flags
 from argosy.cluster.spec import Address
 from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError
 from argosy.launch import local
-from argosy.launch.job import PRELOAD, JobSpec
+from argosy.launch.job import PRELOAD, JobSpec, serving
 
 _DEMO_SCRIPT = Path(__file__).with_name("demo.py")
 _INTERRUPTED = 130
@@ -97,6 +99,7 @@ _fork_server = click.option(
 )
 @click.option("--evaluator", is_flag=True, help="Also a task that evaluates each checkpoint.")
 @click.option("--threads", type=int, metavar="N", help="Threads of a task.  [default: cores / tasks]")
+@click.option("--serve", is_flag=True, help="Tasks serve their devices; SCRIPT is the client that uses them.")
 @_fork_server
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -105,6 +108,7 @@ def run(
     workers: int,
     log_dir: Path | None,
     threads: int | None,
+    serve: bool,
     evaluator: bool,
     fork_server: bool,
     script: Path,
@@ -123,6 +127,8 @@ def run(
           a step goes on with the first 3 of 4; the fourth counts in the next
       argosy run --mode async --max-staleness 8 --log-dir logs train.py
           no gradient older than 8 updates; logs/worker-0.log, logs/ps-0.log, …
+      argosy run --serve --ps 1 --workers 2 client.py
+          a cluster that waits for work, and client.py, whose argosy.connect() needs no address
 
     Every line of a task comes with its name. A worker that is killed takes nobody with it; a task that fails
     ends the job, the first cause is printed last, and its exit code is ours (128+n for signal n).
@@ -130,19 +136,53 @@ def run(
     """
     given = {name: value for name, value in settings.items() if value is not None}
     servers = int(given.get("mode") != "ring") if ps is None else ps
-    return local.run(
-        JobSpec(
-            script,
-            args,
-            servers,
-            workers,
-            given,
-            threads,
-            log_dir,
-            preload=PRELOAD if fork_server else None,
-            evaluator=evaluator,
-        )
+    preload = PRELOAD if fork_server else None
+    job = JobSpec(
+        script, args, servers, workers, given, threads, log_dir, preload=preload, evaluator=evaluator
     )
+    return local.run(serving(job) if serve else job)
+
+
+@cli.command("serve", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option(
+    "--visible-devices", metavar="LIST", help="What clients may use, such as cpu:0,gpu:1.  [default: all]"
+)
+@click.option(
+    "--allow-growth/--no-allow-growth",
+    default=True,
+    help="Take a GPU's memory as needed, or nearly all at once.  [default: as needed]",
+)
+@click.pass_context
+def serve_task(context: click.Context, visible_devices: str | None, allow_growth: bool) -> None:
+    """Wait for clients (argosy.connect) and run what they send, until ended. Which task: the flags of any
+    task.
+
+    \b
+    Examples:
+      argosy serve --job_name=worker --task_index=0 --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222
+      argosy serve --cluster '{"local": ["localhost:2223"]}' --job_name=local
+      (also --bind, --insecure, and the variables ARGOSY_JOB_NAME, ARGOSY_CLUSTER, …)
+    """
+    words, rest = take_flags(context.args)
+    if rest:
+        raise click.UsageError(f"unexpected {rest[0]!r}", context)
+    identity = discover_host(words, os.environ)
+    from argosy.replica.serving import Server
+
+    # A message that arrives must not wait for milliseconds until the thread that computes lets go.
+    sys.setswitchinterval(0.0005)
+    visible = None if visible_devices is None else [each.strip() for each in visible_devices.split(",")]
+    with Server(
+        identity.cluster,
+        identity.task.job,
+        identity.task.index,
+        bind=identity.bind,
+        insecure=identity.insecure,
+        visible_devices=visible,
+        allow_growth=allow_growth,
+        trains=False,
+    ) as server:
+        server.join()
 
 
 @cli.command()

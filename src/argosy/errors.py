@@ -6,6 +6,7 @@
     ├── WaitTimeout        somebody did not arrive in time; names the missing tasks
     ├── TaskLost           a task that the job cannot do without has gone
     ├── JobFailed          another task failed first; names it and its error
+    ├── RemoteError        an operation failed on the task that ran it
     ├── HookFailed         a hook raised an error; names the hook, with its error as the cause
     ├── CheckpointDamaged  a checkpoint that cannot be trusted; names the file
     ├── NotFinite          a gradient or a loss is NaN or infinite; names worker, step and parameter
@@ -69,6 +70,22 @@ class JobFailed(ArgosyError):
         self.task = task
         self.reason = reason
         super().__init__(f"the job was ended by {task}: {reason}")
+
+
+class RemoteError(ArgosyError, RuntimeError):
+    """`operation` failed on `task`: `reason`. `created` is the client's stack, `trace` the task's
+    traceback.
+    """
+
+    def __init__(self, task: str, operation: str, reason: str, created: str = "", trace: str = "") -> None:
+        self.task = task
+        self.operation = operation
+        self.reason = reason
+        self.created = created
+        self.trace = trace
+        text = f"{operation} failed on {task}: {reason}"
+        text += f"\nmade by the client at\n{created}" if created else ""
+        super().__init__(text + (f"\non {task}\n{trace}" if trace else ""))
 
 
 class CheckpointDamaged(ArgosyError):

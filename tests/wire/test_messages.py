@@ -57,6 +57,18 @@ from argosy.wire.protocol import (
     Waiting,
     Welcome,
 )
+from argosy.wire.remote_headers import (
+    Attach,
+    Attached,
+    Bereft,
+    Detach,
+    Fault,
+    Item,
+    Packing,
+    Parcel,
+    Reply,
+    Work,
+)
 from argosy.wire.status import JobStatus, WorkerStatus
 from argosy.wire.tensors import dtype_name, torch_dtype
 
@@ -136,6 +148,13 @@ EXAMPLES: list[Header] = [
     StopWish(),
     NormReport(3, 0.25),
     Scale(3, 0.5),
+    Attach("a1"),
+    Attached("/job:ps/task:0", {"ps": ["localhost:1"]}, ("cpu:0", "gpu:0"), 42),
+    Work([0, 3, 7, 1, 2, 0.5, -8, [1, 2]]),
+    Reply(4, [["float32", [2], [1]]], Fault("/job:ps/task:0", "aten::mm", 3, "RuntimeError", "no", "trace")),
+    Parcel("a1", (Item(3, 1, Packing("float32", (2, 3), (3, 1))), Item(4, 1, None))),
+    Bereft("/job:worker/task:1"),
+    Detach(),
 ]
 
 

@@ -133,6 +133,25 @@ def discover(
     )
 
 
+def discover_host(words: Mapping[str, str], environ: Mapping[str, str]) -> Identity:
+    """The cluster and the task of `argosy serve`, which belongs to no training and so has no mode."""
+    variables = {s: environ[variable(s)] for s in FLAGS if environ.get(variable(s), "") != ""}
+    settings = variables | {s: value for s, value in words.items() if value != ""}
+    if "ps_hosts" in words or "worker_hosts" in words:
+        settings = {s: value for s, value in settings.items() if s != "cluster" or s in words}
+    cluster, found = _find_cluster(settings, environ)
+    if cluster is None:
+        cluster, found = _ALONE, Task("worker", 0)
+    task = found if found is not None and "job_name" not in settings else _find_task(settings)
+    return Identity(
+        cluster,
+        cluster.require(task),
+        Local(),
+        bind=Address.parse(settings["bind"], "bind") if "bind" in settings else None,
+        insecure="insecure" in settings and read_bool("insecure", settings["insecure"]),
+    )
+
+
 def _find_cluster(
     settings: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[ClusterSpec | None, Task | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from argosy.cluster.discover import EVALUATOR, discover
@@ -38,6 +38,10 @@ PRELOAD: tuple[str, ...] = (
     "argosy.wire.unix_channel",
     "argosy.wire.zmq_channel",
 )
+_PRELOAD_TO_SERVE = ("torch", "torch._dynamo", "argosy.remote.connecting", "argosy.remote.host")
+# What every task of a cluster that serves runs: it serves, or is the client.
+_SERVING_SCRIPT = Path(__file__).with_name("serving.py")
+CLIENT = Task("client", 0)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class JobSpec:
     log_dir: Path | None = None
     python_flags: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = PRELOAD
+    # The tasks serve their devices, and one more, the client, runs the script.
+    serve: bool = False
     evaluator: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +69,7 @@ class JobSpec:
             why = "is not a file" if self.script.exists() else "does not exist"
             raise ConfigError("SCRIPT", "a Python file", f"{str(self.script)!r}, which {why}")
         _at_least("--ps", self.servers, 0)
-        _at_least("--workers", self.workers, 1)
+        _at_least("--workers", self.workers, 0 if self.serve and self.servers else 1)
         if self.threads is not None:
             _at_least("--threads", self.threads, 1)
 
@@ -73,10 +79,15 @@ class JobSpec:
         servers = tuple(Task("ps", index) for index in range(self.servers))
         return servers + tuple(Task("worker", index) for index in range(self.workers))
 
+    def listens(self, task: Task) -> bool:
+        """Whether others connect to a task."""
+        return task in self.members and (self.serve or task.job == "ps")
+
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Every task."""
-        return (*self.members, Task(EVALUATOR, 0)) if self.evaluator else self.members
+        evaluator = (Task(EVALUATOR, 0),) if self.evaluator else ()
+        return (*self.members, *evaluator, *((CLIENT,) if self.serve else ()))
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -93,6 +104,21 @@ class TaskPlan:
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     error_file: Path
+
+
+def serving(job: JobSpec) -> JobSpec:
+    """The same tasks as a cluster that serves its devices, and the script as its client."""
+    if job.settings:
+        raise ConfigError(f"--{next(iter(job.settings))}", "no mode together with --serve", "one")
+    return replace(
+        job,
+        script=_SERVING_SCRIPT,
+        args=(str(job.script), *job.args),
+        # The script lies among the package's modules, whose names must not hide those of other packages.
+        python_flags=("-P", *job.python_flags),
+        preload=None if job.preload is None else _PRELOAD_TO_SERVE,
+        serve=True,
+    )
 
 
 def _at_least(option: str, number: int, least: int) -> None:
@@ -114,7 +140,7 @@ def plan_task(
     """What to run as `task`, on top of the environment `environ`."""
     return TaskPlan(
         task,
-        None if task.job == EVALUATOR else cluster.address(task),
+        None if task.job in (EVALUATOR, CLIENT.job) else cluster.address(task),
         (sys.executable, *job.python_flags, *job.command),
         task_environ(job, cluster, task, environ, cores)
         | {ERROR_FILE: str(error_file), STATUS_FILE: str(error_file.with_name(STATUS_NAME))},
@@ -126,11 +152,9 @@ def task_environ(
     job: JobSpec, cluster: ClusterSpec, task: Task, environ: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     """The environment of a task: what all of them share, and who it is."""
-    settings = dict(job.settings) | {
-        "cluster": json.dumps(cluster.as_dict()),
-        "job_name": task.job,
-        "task_index": str(task.index),
-    }
+    settings = dict(job.settings) | {"cluster": json.dumps(cluster.as_dict())}
+    if task != CLIENT:
+        settings |= {"job_name": task.job, "task_index": str(task.index)}
     return shared_environ(job, environ, cores) | {
         variable(setting): value for setting, value in settings.items()
     }
@@ -151,6 +175,6 @@ def _threads(job: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, 
 
 def check(job: JobSpec, cluster: ClusterSpec, environ: Mapping[str, str]) -> None:
     """Raise the ConfigError that every task would raise, before any of them starts."""
-    for name in ("ps", "worker"):
+    for name in () if job.serve else ("ps", "worker"):
         for task in list(cluster.tasks(name))[:1]:
             discover({}, task_environ(job, cluster, task, environ, cores=1))

@@ -19,7 +19,7 @@ from argosy.cluster.spec import Task
 from argosy.errors import USAGE_EXIT_CODE
 from argosy.launch import cause
 from argosy.launch.guard import Guard
-from argosy.launch.job import JobSpec, TaskPlan, check, describe_cluster, plan_task
+from argosy.launch.job import CLIENT, JobSpec, TaskPlan, check, describe_cluster, plan_task
 from argosy.launch.lookout import Lookout
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
@@ -31,6 +31,7 @@ from argosy.launch.supervise import (
     Ended,
     Event,
     Interrupted,
+    Limits,
     Say,
     Supervisor,
     Tick,
@@ -50,7 +51,7 @@ def run(job: JobSpec) -> int:
     """Start every task, wait for the end, and report. Raises ConfigError before anything starts."""
     _fill_standard_streams()
     with ExitStack() as stack:
-        ports = stack.enter_context(Ports(job.members))
+        ports = stack.enter_context(Ports(job.members, job.listens if job.serve else None))
         cluster = describe_cluster(ports.addresses)
         check(job, cluster, os.environ)
         # From here on there is something to clear away, which no signal may come in between of.
@@ -70,7 +71,7 @@ def run(job: JobSpec) -> int:
                 return exit_status(-interrupt)
             lookout = Lookout(cluster, workspace.status_file)
             stack.callback(lookout.close)
-            with Run(plans, screen, signals, lookout) as live:
+            with Run(plans, screen, signals, lookout, serve=job.serve) as live:
                 live.start(starter, ports, workspace)
                 starter.close()
                 live.until_over()
@@ -82,8 +83,18 @@ def run(job: JobSpec) -> int:
 class Run:
     """The tasks of a job while they live."""
 
-    def __init__(self, plans: Sequence[TaskPlan], screen: Screen, signals: Signals, lookout: Lookout) -> None:
-        self.supervisor = Supervisor(plan.task for plan in plans)
+    def __init__(
+        self,
+        plans: Sequence[TaskPlan],
+        screen: Screen,
+        signals: Signals,
+        lookout: Lookout,
+        *,
+        serve: bool = False,
+    ) -> None:
+        # Tasks that serve never end by themselves: they are ended with their client.
+        limits, leader = (Limits(servers=0.0), CLIENT.job) if serve else (Limits(), "worker")
+        self.supervisor = Supervisor((plan.task for plan in plans), limits, leader)
         self.screen = screen
         self.logs: dict[Task, TaskLog] = {}
         self._plans = plans

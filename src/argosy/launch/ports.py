@@ -6,7 +6,7 @@ A port that is looked up, released and bound again by the task may be somebody e
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from argosy.cluster.spec import Address, Task
@@ -20,9 +20,10 @@ class Ports:
     servers, listens already, so that nobody who connects early is refused.
     """
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], listens: Callable[[Task], bool] | None = None) -> None:
         servers = {task for task in tasks if task.job == "ps"}
-        self._listening = servers or {task for task in tasks[:1] if len(tasks) > 1}
+        listening = servers or {task for task in tasks[:1] if len(tasks) > 1}
+        self._listening = listening if listens is None else {task for task in tasks if listens(task)}
         self._sockets: dict[Task, socket.socket] = {}
         try:
             for task in tasks:

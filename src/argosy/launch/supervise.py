@@ -93,7 +93,9 @@ class _Rung(enum.Enum):
 class Supervisor:
     """The state of a job: who runs, who failed and when, and the next deadline."""
 
-    def __init__(self, tasks: Iterable[Task], limits: Limits | None = None) -> None:
+    def __init__(self, tasks: Iterable[Task], limits: Limits | None = None, leader: str = "worker") -> None:
+        # The job whose tasks the others are there for.
+        self._leader = leader
         self.running = set(tasks)
         self.failures: list[Ended] = []
         self.interrupt: int | None = None
@@ -124,7 +126,7 @@ class Supervisor:
         self.running.discard(ended.task)
         decisions: list[Decision] = []
         if ended.code == 0:
-            self._worker_finished |= ended.task.job == "worker"
+            self._worker_finished |= ended.task.job == self._leader
         elif ended.task not in self._signalled:  # what we ended ourselves has not failed
             self.failures.append(ended)
             decisions += self._on_failure(ended, now)
@@ -136,7 +138,8 @@ class Supervisor:
         what = f"{ended.task} {ended.how} (pid {ended.pid})"
         if self._failing:
             return [Say(what)]
-        if ended.died and ended.task.job == "worker" and (self._worker_finished or self._workers()):
+        can_do_without = ended.task.job == "worker" if self._leader == "worker" else self._serves(ended.task)
+        if ended.died and can_do_without and (self._worker_finished or self._workers()):
             return [Say(f"{what}; the others go on")]
         self._failing = True
         self._plan(_Rung.TERMINATE, now + self._limits.failure)
@@ -157,8 +160,8 @@ class Supervisor:
             return []
         match self._rung:
             case _Rung.TERMINATE:
-                late = Say(f"still running, and ended now: {_names(self.running)}")
-                return [late, *self._terminate(now)]
+                late = [Say(f"still running, and ended now: {_names(self.running)}")]
+                return [*(late if self._leader == "worker" else []), *self._terminate(now)]
             case _Rung.KILL:
                 return self._kill(now)
             case _:
@@ -181,9 +184,12 @@ class Supervisor:
         self._rung = rung
         self.deadline = deadline
 
+    def _serves(self, task: Task) -> bool:
+        return task.job == "ps" if self._leader == "worker" else task.job != self._leader
+
     def _workers(self) -> list[Task]:
         """Who is not there for others: the servers end after them, by themselves."""
-        return [task for task in self.running if task.job != "ps"]
+        return [task for task in self.running if not self._serves(task)]
 
 
 def signal_name(number: int) -> str:

@@ -75,6 +75,7 @@ def _serve(identity: Identity) -> None:
             insecure=identity.insecure,
             wait=identity.wait,
             use_lane=identity.use_lane,
+            remote=False,
         )
         server.join()
     except Exception as error:

@@ -1,8 +1,13 @@
-"""`argosy.Server`: a ps task by hand, and what `join()` runs in one."""
+"""`argosy.Server`: a task by hand, that serves parameters or runs what clients send; what `join()` runs in a
+ps.
+
+Which of the two it is depends on who comes first: a client (`argosy.connect`), or a worker of a training.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,10 +17,14 @@ from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.replica.signals import Signals
-from argosy.wire.channel import Channel, Listener
+from argosy.wire.channel import Arrival, Channel, Listener, Peer
+from argosy.wire.protocol import Header
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
 
 if TYPE_CHECKING:
+    import torch
+
+    from argosy.remote.host import Host
     from argosy.wire.inbox import Inbox
 
 
@@ -36,9 +45,13 @@ def check_exposure(address: Address, insecure: bool, task: Task) -> None:
 
 
 class Server:
-    """A task that serves parameters: listens when made, serves in `join()` until the job is done.
+    """A task that serves: parameters to the workers of a training, or its devices to clients (`connect`).
 
+    It listens when made, and runs what clients send from then on, in threads: so a program can be a task and
+    a client at once. `join()` serves until the training is done or, without one, until the process is ended.
     `argosy.join()` does this by itself in a ps task; this is for programs that take it into their own hands.
+    `visible_devices`: what clients may use of this task, such as `("cpu:0", "gpu:1")`; all that there is if
+    None.
     """
 
     def __init__(
@@ -51,30 +64,36 @@ class Server:
         insecure: bool = False,
         wait: float = DEFAULT_WAIT,
         use_lane: bool = True,
+        visible_devices: Sequence[str] | None = None,
+        allow_growth: bool = True,
+        remote: bool = True,
+        trains: bool = True,
+        listen_fd: int | None = None,
     ) -> None:
         self._cluster = cluster if isinstance(cluster, ClusterSpec) else ClusterSpec(cluster)
         self._task = self._cluster.require(Task(job_name, task_index))
-        if job_name != "ps":
-            raise ConfigError(
-                "job_name", "ps: only these serve", repr(job_name), "a worker calls argosy.join()"
-            )
-        if not self._cluster.count("worker"):
+        self._trains = trains and job_name == "ps" and self._cluster.count("worker") > 0
+        if not remote and not self._trains:
             raise ConfigError("worker_hosts", "at least one worker", "none")
         self._wait = wait
         address = Address.parse(bind, "bind") if isinstance(bind, str) else bind
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
-        handed = handed_socket()
+        handed = handed_socket() if listen_fd is None else listen_fd
         network = ZmqListener(address, field=f"address of {self._task}", listen_fd=handed)
-        self._inbox = _inbox(network) if use_lane else None
+        self._inbox = _inbox(network) if use_lane and self._trains else None
         self._listener: Listener = self._inbox or network
+        self._host: Host | None = None
+        if remote:
+            from argosy.remote.devices import find_devices
+            from argosy.remote.host import Host
+
+            devices = find_devices(visible_devices, allow_growth)
+            self._host = Host(self._cluster, self._task, network, devices, wants_foreign=self._trains)
         peers = ", ".join(
-            self._cluster.describe(task)
-            for job in ("ps", "worker")
-            for task in self._cluster.tasks(job)
-            if task != self._task
+            self._cluster.describe(task) for task in self._cluster.tasks() if task != self._task
         )
-        say(f"{self._task} serves at {address}; its peers: {peers}")
+        say(f"{self._task} serves at {address}; its peers: {peers or 'none'}")
 
     @property
     def target(self) -> str:
@@ -83,6 +102,12 @@ class Server:
 
     def join(self) -> None:
         """Serve until the job is done; raises JobFailed, TaskLost or WaitTimeout if it ends badly."""
+        listener = self._listener
+        if self._host is not None:
+            called = self._host.foreign.get()
+            if called is None:  # closed
+                return
+            listener = self._hand_over([called])
         import torch
 
         from argosy.store.server import ParameterServer
@@ -94,7 +119,7 @@ class Server:
         server = ParameterServer(
             self._cluster,
             self._task.index,
-            self._listener,
+            listener,
             lambda task: connect(self._cluster, self._task, task),
             self._wait,
             lane=self._inbox.lane if self._inbox is not None else "",
@@ -112,6 +137,65 @@ class Server:
             signals.leave()
         if signals.received is not None:
             raise SystemExit(128 + signals.received)
+
+    def _hand_over(self, arrivals: list[Arrival]) -> Listener:
+        """A worker has come: from now on this is a parameter server, and no longer a client's device."""
+        assert self._host is not None
+        host, self._host = self._host, None
+        host.stop()
+        while (arrival := host.foreign.get()) is not None:
+            arrivals.append(arrival)
+        return _Resumed(self._listener, arrivals)
+
+    def close(self) -> None:
+        """Serve no more, and free the address."""
+        if self._host is not None:
+            self._host.stop()
+            self._host = None
+        self._listener.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Resumed:
+    """A listener from which something was taken already."""
+
+    def __init__(self, listener: Listener, arrivals: Sequence[Arrival]) -> None:
+        self._listener = listener
+        self._arrivals = list(arrivals)
+        self.receive = self._first
+
+    def _first(self, timeout: float) -> Arrival | None:
+        if self._arrivals:
+            return self._arrivals.pop(0)
+        self.receive = self._listener.receive
+        return self.receive(timeout)
+
+    def copies(self, peer: Peer) -> bool:
+        return self._listener.copies(peer)
+
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+        self._listener.send(peer, header, tensors)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def create_local_server() -> Server:
+    """A cluster of one task, `/job:local/task:0`, in this process; `connect(server.target)` uses it."""
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        host, port = bound.getsockname()
+    except OSError:
+        bound.close()
+        raise
+    return Server({"local": [f"{host}:{port}"]}, "local", 0, listen_fd=bound.detach())
 
 
 def handed_socket() -> int | None:

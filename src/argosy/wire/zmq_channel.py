@@ -214,6 +214,10 @@ class ZmqChannel:
             if not ready:
                 return None
 
+    def descriptors(self) -> list[int]:
+        """What becomes readable when there may be something to receive, or the connection has changed."""
+        return [int(sock.getsockopt(zmq.FD)) for sock in (self._dealer, self._monitor)]
+
     def _note_connection(self) -> None:
         event = recv_monitor_message(self._monitor)
         lost = event["event"] == zmq.EVENT_DISCONNECTED

@@ -1,0 +1,1 @@
+"""Remote devices: one client, the tasks of a cluster as its devices."""

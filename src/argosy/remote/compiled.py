@@ -1,0 +1,189 @@
+"""A template made ready to run on this task: the operation looked up and checked once, called many times."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from argosy.errors import WireError
+from argosy.remote.records import NAMESPACES, ArgumentReader, FloatHole, Hole, Result, Template, dtype_name
+
+_NAME = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?")
+# These reach beyond tensors: files of this machine.
+_REFUSED = frozenset({"from_file"})
+# One at a time: an operation without a generator of its own draws from the process's.
+_default_generator_lock = threading.Lock()
+
+# An operation that takes longer than this is worth a thread of its own beside others, in seconds.
+HEAVY = 300e-6
+
+
+def find_operation(name: str) -> Any:
+    """The operation of this name, if it is one of PyTorch's own."""
+    match = _NAME.fullmatch(name)
+    if match is None or match[1] not in NAMESPACES or match[2] in _REFUSED:
+        raise WireError(f"operation: expected one of {', '.join(sorted(NAMESPACES))}, got {name!r:.80}")
+    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
+    found = getattr(packet, match[3] or "default", None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise WireError(f"operation: this task's PyTorch {torch.__version__} has no {name!r:.80}")
+    return found
+
+
+class Compiled:
+    """An operation with its constants. `call` is thread-safe."""
+
+    def __init__(self, template: Template, device: torch.device) -> None:
+        self.template = template
+        self.name = template.operation
+        self.inputs = template.inputs
+        self.floats = template.floats
+        self.width = 3 + template.inputs + template.floats
+        self.mutates = template.mutates
+        self.random = template.random
+        self.grad = template.grad
+        self.results = template.results
+        self.outputs = len(template.picks)
+        self.picks = template.picks
+        self.views = tuple(result.view_of for result in template.results or ())
+        self.heavy = False
+        # It only looks at memory: what is to be sent may wait for it.
+        self.light = bool(self.views) and min(self.views) >= 0 and not self.mutates
+        self.runs = 0
+        self._checked = False
+        self._restride: dict[int, Result] = {}
+        reader = ArgumentReader(device)
+        self._args = [reader.read(each) for each in template.args]
+        self._kwargs = {str(name): reader.read(each) for name, each in template.kwargs.items()}
+        positions = range(template.inputs)
+        if (reader.tensors, reader.floats) != (template.inputs, template.floats):
+            raise WireError(f"{self.name}: its holes are not what it says")
+        if not {*self.mutates, *self.views} <= {-1, *positions}:
+            raise WireError(f"{self.name}: expected positions of its inputs")
+        self._operation, self._draws = _with_generator(find_operation(self.name), template)
+        self._simple = all(not _has_holes(each) for each in self._kwargs.values()) and not any(
+            isinstance(each, list) and _has_holes(each) for each in self._args
+        )
+        self._holes = [(i, a.number) for i, a in enumerate(self._args) if type(a) is Hole]
+        self._float_holes = [(i, a.number) for i, a in enumerate(self._args) if type(a) is FloatHole]
+
+    def call(self, tensors: Sequence[Any], floats: Sequence[float], generator: torch.Generator) -> list[Any]:
+        """Run it; what it returns, flattened to the values that are new."""
+        if torch.is_grad_enabled() is not self.grad:
+            torch.set_grad_enabled(self.grad)
+        args: list[Any] = self._args.copy()
+        kwargs = self._kwargs
+        if self._simple:
+            for position, number in self._holes:
+                args[position] = tensors[number]
+            for position, number in self._float_holes:
+                args[position] = floats[number]
+        else:
+            args = [_fill(each, tensors, floats) for each in args]
+            kwargs = {name: _fill(each, tensors, floats) for name, each in kwargs.items()}
+        if self.random:
+            returned = self._draw(args, kwargs, generator)
+        else:
+            returned = self._operation(*args, **kwargs)
+        self.runs += 1
+        if self.outputs == 1 and isinstance(returned, torch.Tensor):
+            outputs: list[Any] = [returned]
+        elif self.results is None:
+            return flatten(returned)
+        else:
+            flat = flatten(returned)
+            outputs = [flat[pick] for pick in self.picks]
+        if not self._checked:
+            self._check(outputs)
+            self._checked = True
+        if self._restride:
+            for number, result in self._restride.items():
+                laid = torch.empty_strided(result.shape, result.stride, dtype=outputs[number].dtype)
+                outputs[number] = laid.copy_(outputs[number])
+        return outputs
+
+    def _draw(self, args: list[Any], kwargs: dict[str, Any], generator: torch.Generator) -> Any:
+        if self._draws:
+            return self._operation(*args, **kwargs, generator=generator)
+        with _default_generator_lock:
+            before = torch.default_generator.get_state()
+            torch.default_generator.set_state(generator.get_state())
+            try:
+                return self._operation(*args, **kwargs)
+            finally:
+                generator.set_state(torch.default_generator.get_state())
+                torch.default_generator.set_state(before)
+
+    def _check(self, outputs: Sequence[Any]) -> None:
+        """The client has gone on with shapes that it inferred: they must be what there is."""
+        for number, (output, result) in enumerate(zip(outputs, self.results or (), strict=True)):
+            if not isinstance(output, torch.Tensor):
+                raise RuntimeError(f"{self.name}: expected a tensor as output {number}, got {output!r:.60}")
+            got = (tuple(output.shape), dtype_name(output.dtype))
+            if got != (result.shape, result.dtype):
+                raise RuntimeError(
+                    f"{self.name}: expected output {number} to be {result.dtype} of {list(result.shape)}, "
+                    f"and is {got[1]} of {list(got[0])}"
+                )
+            if not _same_strides(output, result.stride):
+                if result.view_of >= 0:
+                    raise RuntimeError(f"{self.name}: a view with other strides than the client's")
+                self._restride[number] = result
+
+
+def _same_strides(tensor: torch.Tensor, stride: Sequence[int]) -> bool:
+    return not tensor.numel() or all(
+        size == 1 or mine == theirs
+        for size, mine, theirs in zip(tensor.shape, tensor.stride(), stride, strict=True)
+    )
+
+
+def _with_generator(operation: Any, template: Template) -> tuple[Any, bool]:
+    """The operation, or its form that takes a generator, and whether it does."""
+    if not template.random:
+        return operation, False
+    if any(argument.name == "generator" for argument in operation._schema.arguments):
+        template.kwargs.pop("generator", None)
+        return operation, len(template.args) <= _position(operation, "generator")
+    packet = operation._overloadpacket
+    suffix = {"default": "generator", "low": "low_generator"}.get(operation._overloadname)
+    if suffix is not None and suffix in packet.overloads():
+        other = getattr(packet, suffix)
+        names = [argument.name for argument in other._schema.arguments if argument.name != "generator"]
+        mine = [argument.name for argument in operation._schema.arguments]
+        keyword = next(a for a in other._schema.arguments if a.name == "generator").kwarg_only
+        if names == mine and keyword:
+            return other, True
+    return operation, False
+
+
+def _position(operation: Any, name: str) -> int:
+    return [argument.name for argument in operation._schema.arguments].index(name)
+
+
+def _has_holes(value: Any) -> bool:
+    return isinstance(value, Hole) or (isinstance(value, list) and any(map(_has_holes, value)))
+
+
+def _fill(value: Any, tensors: Sequence[Any], floats: Sequence[float]) -> Any:
+    if type(value) is Hole:
+        return tensors[value.number]
+    if type(value) is FloatHole:
+        return floats[value.number]
+    if type(value) is list:
+        return [_fill(each, tensors, floats) for each in value]
+    return value
+
+
+def flatten(returned: Any) -> list[Any]:
+    """What an operation returned, lists inside tuples opened."""
+    if not isinstance(returned, list | tuple):
+        return [returned]
+    flat: list[Any] = []
+    for each in returned:
+        flat.extend(flatten(each) if isinstance(each, list | tuple) else (each,))
+    return flat

@@ -1,0 +1,35 @@
+"""The devices that a task has to offer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from argosy.errors import ConfigError
+
+
+def find_devices(visible: Sequence[str] | None = None, allow_growth: bool = True) -> tuple[str, ...]:
+    """`cpu:0`, and `gpu:N` for each GPU, or those of them that are to be seen; `gpu:N` counts from 0 in any
+    case.
+
+    Without `allow_growth`, nearly all memory of each GPU is taken at once, so that nobody else takes it.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    there = ("cpu:0", *(f"gpu:{number}" for number in range(torch.cuda.device_count())))
+    for name in visible or ():
+        if name not in there:
+            raise ConfigError("visible_devices", f"some of {', '.join(there)}", name)
+    found = tuple(name for name in there if visible is None or name in visible or name == "cpu:0")
+    if not allow_growth:
+        for name in found[1:]:
+            _take_memory(torch.device("cuda", int(name.partition(":")[2])))
+    return found
+
+
+def _take_memory(device: torch.device) -> None:
+    free, _ = torch.cuda.mem_get_info(device)
+    # Given back at once, it stays in torch's own cache.
+    torch.empty(int(free * 0.9), dtype=torch.uint8, device=device)

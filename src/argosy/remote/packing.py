@@ -1,0 +1,94 @@
+"""Tensors as raw bytes and back: of any dtype, with their strides where the elements lie densely.
+
+The frames of a message are bytes (`uint8`), cut where the wire's limit on a frame demands it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from argosy.errors import WireError
+from argosy.remote.records import dtype_name, dtype_of
+from argosy.wire.frames import MAX_FRAME_BYTES
+from argosy.wire.remote_headers import Packing
+
+# As torch's own memory is aligned: kernels sum in another order elsewhere, and bits differ.
+_ALIGNMENT = 64
+
+
+def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a copy: the same where elements lie without gaps, else those of a contiguous tensor."""
+    order = sorted(range(len(shape)), key=lambda d: (stride[d], shape[d]), reverse=True)
+    expected, dense = 1, [0] * len(shape)
+    for dim in reversed(order):
+        if shape[dim] > 1 and stride[dim] != expected:
+            return contiguous_strides(shape)
+        dense[dim] = stride[dim]
+        expected *= max(shape[dim], 1)
+    return tuple(dense) if 0 not in shape else contiguous_strides(shape)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row by row."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+# Ordinary tensors only: no scope and no recording has to do with them.
+_unwatched = torch._C._DisableTorchDispatch
+
+
+def pack(tensor: torch.Tensor, copy: bool = True) -> tuple[Packing, list[torch.Tensor]]:
+    """A copy of a tensor, as frames, and how to read them; without `copy`, its own memory where that can
+    be.
+    """
+    with _unwatched():
+        return _pack(tensor.detach().resolve_conj().resolve_neg(), copy)
+
+
+def _pack(tensor: torch.Tensor, copy: bool) -> tuple[Packing, list[torch.Tensor]]:
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a {tensor.layout} tensor cannot travel: call to_dense() first")
+    stride = dense_strides(tensor.shape, tensor.stride())
+    packing = Packing(dtype_name(tensor.dtype), tuple(tensor.shape), stride)
+    if not tensor.numel():
+        return packing, []
+    if copy or tensor.stride() != stride or tensor.device.type != "cpu":
+        tensor = torch.empty_strided(packing.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    # as_strided: a view of the memory in its own order, whatever the order of the dimensions.
+    flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
+    return packing, list(flat.split(MAX_FRAME_BYTES)) if flat.numel() > MAX_FRAME_BYTES else [flat]
+
+
+def frame_count(packing: Packing) -> int:
+    """Into how many frames such a tensor is packed."""
+    return math.ceil(_nbytes(packing) / MAX_FRAME_BYTES)
+
+
+def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor; everything is checked against what came."""
+    dtype = dtype_of(packing.dtype)
+    if len(packing.shape) != len(packing.stride) or any(frame.dtype != torch.uint8 for frame in frames):
+        raise WireError(f"tensor: expected a stride a dimension and bytes, got {packing}")
+    if sum(frame.numel() for frame in frames) != _nbytes(packing):
+        raise WireError(f"tensor: expected {_nbytes(packing)} bytes, got other frames")
+    if not math.prod(packing.shape):
+        with _unwatched():
+            return torch.empty(packing.shape, dtype=dtype)
+    if dense_strides(packing.shape, packing.stride) != packing.stride:
+        raise WireError(f"tensor: expected strides without gaps, got {packing}")
+    with _unwatched():
+        data = frames[0] if len(frames) == 1 else torch.cat(list(frames))
+        if data.data_ptr() % _ALIGNMENT:  # a frame begins anywhere in its message's memory
+            data = data.clone()
+        return data.view(dtype).as_strided(packing.shape, packing.stride)
+
+
+def _nbytes(packing: Packing) -> int:
+    return math.prod(packing.shape) * dtype_of(packing.dtype).itemsize

@@ -1,0 +1,393 @@
+"""One client's work on one task: its values, its templates, its random numbers, and the thread that runs it.
+
+The host's loop hands messages over and parcels in; all else happens in the session's own thread, and in the
+helpers of its graph. What goes wrong stays with the values that depend on it, until the client asks for one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from argosy.errors import WireError
+from argosy.events import say
+from argosy.remote import records as codes
+from argosy.remote.compiled import HEAVY, Compiled
+from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
+from argosy.remote.mail import Mail
+from argosy.remote.packing import pack, unpack
+from argosy.remote.probing import probe
+from argosy.remote.records import Template
+from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
+
+Batch = tuple[list[Any], Sequence[torch.Tensor]]
+
+
+class Outside(Protocol):
+    """What a session needs of its host."""
+
+    task: str
+
+    def device(self, name: str) -> torch.device:
+        """The device of this name; a WireError if this task has none."""
+
+    def answer(self, client: str, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
+        """Send to the client."""
+
+    def copies(self, task: str) -> bool:
+        """Whether tensors for a task are sent later, from a copy."""
+
+    def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
+        """Send to another task."""
+
+
+class Session:
+    """The state of one client. Made and fed by the host; `close` from anywhere."""
+
+    def __init__(self, client: str, host: Outside, helpers: int) -> None:
+        self.client = client
+        self.host = host
+        self.graph = Graph(helpers)
+        self.graph.on_ready = self.nudge
+        self.values: dict[int, Value] = {}
+        self.templates: dict[int, Compiled] = {}
+        self.generator = torch.Generator()
+        self.counts: Counter[str] = Counter()
+        self.randomness = Value(Group())
+        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self.mail = Mail(self)
+        self._waits: list[int] = []
+        self.fault: Fault | None = None
+        self._closed = False
+        self.turn = 0  # of the captured step that is being replayed
+        self.plans: dict[int, Plan] = {}
+        self.readers = _readers()
+        self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
+        self._thread.start()
+
+    # --- from the host's loop -----------------------------------------------------------------------------
+    def work(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
+        """A message of the client."""
+        self._inbox.put((records, frames))
+
+    def close(self) -> None:
+        """Stop after the step that is running, and let go of everything."""
+        self._closed = True
+        self._inbox.put(None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until the session's threads have ended."""
+        self._thread.join()
+
+    # --- the session's own thread -------------------------------------------------------------------------
+    def nudge(self) -> None:
+        """Let the session's thread look for what is ready."""
+        self._inbox.put(None)
+
+    def _loop(self) -> None:
+        prepare_thread()
+        try:
+            while not self._closed:
+                if (step := self.graph.take(only_small=not self._inbox.empty())) is not None:
+                    if self.mail.outgoing and not step.sends:
+                        self.mail.send_parcels()
+                    step.run()
+                    self.graph.finish(step)
+                elif self.mail.outgoing:
+                    self.mail.send_parcels()
+                elif self._waits and not self.graph.unfinished:
+                    self._answer_waits()
+                elif (item := self._inbox.get()) is not None:
+                    self.read(*item)
+        except Exception:
+            # Only a client that does not keep to the protocol comes here; it must not take the task with it.
+            say(f"{self.host.task}: client {self.client} is cut off: {traceback.format_exc()}")
+        finally:
+            self._closed = True
+            self.graph.close()
+            self.values.clear()
+            self.templates.clear()
+
+    def read(
+        self,
+        records: list[Any],
+        frames: Sequence[torch.Tensor],
+        templates: dict[int, Compiled] | None = None,
+    ) -> None:
+        """Carry records out, in order: run what can be run, take in what has to wait."""
+        position, end = 0, len(records)
+        templates, values = templates or self.templates, self.values
+        while position < end:
+            number = records[position]
+            if number >= 0:
+                compiled = templates[number]
+                first = position + 3
+                last = first + compiled.inputs
+                self.run(
+                    compiled,
+                    [values[each] for each in records[first:last]],
+                    records[last : last + compiled.floats],
+                    records[position + 1],
+                    records[position + 2],
+                )
+                position += compiled.width
+            else:
+                width, reader = self.readers[number]
+                reader(self, *records[position + 1 : position + width], frames)
+                position += width
+
+    def run(
+        self, compiled: Compiled, inputs: list[Value], floats: list[float], site: int, first: int
+    ) -> None:
+        """An operation: now, if it waits for nothing."""
+        outputs = []
+        for number in range(compiled.outputs):
+            view = compiled.views[number]
+            value = Value(Group() if view < 0 else inputs[view].group)
+            self.values[first + number] = value
+            outputs.append(value)
+        if self.mail.outgoing and not compiled.light:
+            self.mail.send_parcels()
+        graph = self.graph
+        if not graph.unfinished and not compiled.heavy:
+            self.execute(compiled, inputs, outputs, floats, site)
+            return
+        step = Step(lambda: self.execute(compiled, inputs, outputs, floats, site), compiled.heavy)
+        writes = [inputs[each] for each in compiled.mutates]
+        reads = inputs
+        if compiled.random:
+            reads, writes = [*inputs, self.randomness], [*writes, self.randomness]
+        self.submit(step, reads, writes, outputs)
+
+    def submit(
+        self, step: Step, reads: Sequence[Value], writes: Sequence[Value], outputs: Sequence[Value] = ()
+    ) -> None:
+        """Run a step now or when its time has come."""
+        if self.graph.add(step, reads, writes):
+            step.run()
+            return
+        for value in outputs:
+            value.maker = step
+            if value.group.writer is None and value.group not in [each.group for each in reads]:
+                value.group.writer = step
+
+    def execute(
+        self,
+        compiled: Compiled,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        floats: Sequence[float],
+        site: int,
+    ) -> None:
+        """Run an operation; its outputs, and what it writes to, hold the result or the fault."""
+        tensors = []
+        for value in inputs:
+            if value.fault is not None or value.group.fault is not None:
+                self._fail(value.fault or value.group.fault, inputs, compiled.mutates, outputs)
+                return
+            tensors.append(value.tensor)
+        began = time.perf_counter()
+        try:
+            results = compiled.call(tensors, floats, self.generator)
+        except Exception as error:
+            fault = self.fault_of(compiled.name, site, error)
+            self._fail(fault, inputs, compiled.mutates, outputs)
+            return
+        compiled.heavy = time.perf_counter() - began > HEAVY
+        for value, tensor in zip(outputs, results, strict=True):
+            value.tensor = tensor
+
+    def fault_of(self, operation: str, site: int, error: Exception) -> Fault:
+        """What the client is told of an exception here; the first one is kept for who asks whether all
+        went well.
+        """
+        lines = traceback.format_exception(error)
+        fault = Fault(self.host.task, operation, site, type(error).__name__, str(error), "".join(lines))
+        if self.fault is None:
+            self.fault = fault
+        return fault
+
+    @staticmethod
+    def _fail(
+        fault: Fault | None, inputs: Sequence[Value], mutates: Sequence[int], outputs: Sequence[Value]
+    ) -> None:
+        for value in outputs:
+            value.fault = fault
+        for position in mutates:
+            inputs[position].group.fault = fault
+
+    # --- records other than operations --------------------------------------------------------------------
+    def define(self, wire: Any, _: Sequence[torch.Tensor]) -> None:
+        """DEFINE"""
+        try:
+            template = msgspec.convert(wire, Template)
+        except msgspec.ValidationError as error:
+            raise WireError(f"template: {error}") from None
+        self.templates[template.number] = Compiled(template, self.host.device(template.device))
+
+    def put(self, value: int, packing: Any, frame: int, count: int, frames: Sequence[torch.Tensor]) -> None:
+        """PUT"""
+        made = self.values[value] = Value(Group())
+        made.tensor = unpack(msgspec.convert(packing, Packing), frames[frame : frame + count])
+
+    def send(self, value: int, task: str, there: int, site: int, _: Sequence[torch.Tensor]) -> None:
+        """SEND"""
+        self.mail.hand_over(self.values[value], task, there, self.turn, site)
+
+    def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
+        """EXPECT"""
+        self.mail.await_parcel(value, task, self.turn)
+
+    def fetch(self, request: int, wanted: list[int], _: Sequence[torch.Tensor]) -> None:
+        """FETCH"""
+        values = [self.values[each] for each in wanted]
+        self.submit(Step(lambda: self._fetch(request, values)), values, [])
+
+    def _fetch(self, request: int, values: Sequence[Value]) -> None:
+        packings, frames = [], []
+        for value in values:
+            fault = value.fault or value.group.fault
+            if fault is None:
+                try:
+                    packing, bytes_of_it = pack(value.tensor)
+                except Exception as error:
+                    fault = self.fault_of("fetch", -1, error)
+            if fault is not None:
+                self.host.answer(self.client, Reply(request, [], fault))
+                return
+            packings.append(packing)
+            frames += bytes_of_it
+        self.host.answer(self.client, Reply(request, packings), frames)
+
+    def record(
+        self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any
+    ) -> None:
+        """RECORD"""
+        self.plans[plan] = Plan(
+            records, [each for each in made if each not in set(kept)], dict(self.templates)
+        )
+
+    def replay(
+        self,
+        number: int,
+        turn: int,
+        feeds: list[Any],
+        binds: list[Any],
+        outputs: list[Any],
+        frames: Sequence[torch.Tensor],
+    ) -> None:
+        """REPLAY"""
+        plan, values = self.plans[number], self.values
+        for value, packing, first, count in feeds:
+            self.put(value, packing, first, count, frames)
+        for alias, value in binds:
+            values[alias] = values[value]
+        self.turn = turn
+        self.read(plan.records, frames, plan.templates)
+        self.turn = 0
+        for value, name in outputs:
+            values[name] = values[value]
+        for value in plan.passing:
+            values.pop(value, None)
+        for alias, _ in binds:
+            del values[alias]
+
+    def unrecord(self, plan: int, _: Sequence[torch.Tensor]) -> None:
+        """UNRECORD"""
+        self.plans.pop(plan, None)
+
+    def alias(self, value: int, other: int, _: Sequence[torch.Tensor]) -> None:
+        """ALIAS"""
+        self.values[other] = self.values[value]
+
+    def seed(self, seed: int, _: Sequence[torch.Tensor]) -> None:
+        """SEED"""
+        step = Step(lambda: _seed(self.generator, seed))
+        self.submit(step, [self.randomness], [self.randomness])
+
+    def drop(self, values: list[int], _: Sequence[torch.Tensor]) -> None:
+        """DROP"""
+        for each in values:
+            self.values.pop(each, None)
+
+    def forget(self, _: Sequence[torch.Tensor]) -> None:
+        """FORGET"""
+        self._sum_up()
+        self.templates.clear()
+
+    def _sum_up(self) -> None:
+        for compiled in self.templates.values():
+            if compiled.runs:
+                self.counts[compiled.name] += compiled.runs
+                compiled.runs = 0
+
+    def report(self, request: int, _: Sequence[torch.Tensor]) -> None:
+        """REPORT"""
+        self._sum_up()
+        values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
+        memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
+        results = [dict(self.counts), len(self.values), sum(memory.values())]
+        self.host.answer(self.client, Reply(request, results))
+
+    def wait(self, request: int, _: Sequence[torch.Tensor]) -> None:
+        """WAIT"""
+        self._waits.append(request)
+        if not self.graph.unfinished:
+            self._answer_waits()
+
+    def _answer_waits(self) -> None:
+        fault, self.fault = self.fault, None
+        for request in self._waits:
+            self.host.answer(self.client, Reply(request, [], fault))
+        self._waits.clear()
+
+
+class Plan:
+    """A captured step: its records, the values that are gone after it, and the operations that it knows."""
+
+    def __init__(self, records: list[Any], passing: list[int], templates: dict[int, Compiled]) -> None:
+        self.records = records
+        self.passing = passing
+        self.templates = templates
+
+
+def _seed(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed)
+
+
+Reader = tuple[int, Callable[..., None]]
+
+
+def _readers() -> dict[int, Reader]:
+    """How long each record is, and what it is read by."""
+    methods: dict[int, Callable[..., None]] = {
+        codes.DEFINE: Session.define,
+        codes.PUT: Session.put,
+        codes.SEND: Session.send,
+        codes.EXPECT: Session.expect,
+        codes.FETCH: Session.fetch,
+        codes.PROBE: probe,
+        codes.SEED: Session.seed,
+        codes.DROP: Session.drop,
+        codes.FORGET: Session.forget,
+        codes.REPORT: Session.report,
+        codes.WAIT: Session.wait,
+        codes.RECORD: Session.record,
+        codes.REPLAY: Session.replay,
+        codes.UNRECORD: Session.unrecord,
+        codes.ALIAS: Session.alias,
+    }
+    return {code: (codes.WIDTHS[code], method) for code, method in methods.items()}

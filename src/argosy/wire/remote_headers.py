@@ -1,0 +1,105 @@
+"""The headers of remote work: what a client says to the tasks that it drives, and they to each other.
+
+Who speaks: a *client* to every task, a task back to the client, and a task to another when a tensor travels.
+`protocol.py` takes them into the one union of all headers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+REMOTE_VERSION = 1
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Extent = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+_Extents = Annotated[tuple[_Extent, ...], msgspec.Meta(max_length=64)]
+
+
+class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The base of all headers: immutable, and small on the wire."""
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True):
+    """Why an operation has no result: where it ran, what it was, the client's line, and the task's own
+    words.
+    """
+
+    task: _Name
+    operation: str
+    site: int
+    kind: str
+    message: str
+    trace: str = ""
+    lost: bool = False
+
+
+class Packing(msgspec.Struct, frozen=True, array_like=True):
+    """How a tensor lies in its frames, which are raw bytes."""
+
+    dtype: _Name
+    shape: _Extents
+    stride: _Extents
+
+
+class Attach(_Header, frozen=True, tag="attach"):
+    """A client wants this task's devices. The first message on its channel."""
+
+    client: _Name
+    protocol: int = REMOTE_VERSION
+
+
+class Attached(_Header, frozen=True, tag="attached"):
+    """You may send work. The cluster as this task knows it, and its devices."""
+
+    task: _Name
+    cluster: dict[str, list[str]]
+    devices: tuple[_Name, ...]
+    pid: int
+
+
+class Work(_Header, frozen=True, tag="work"):
+    """Operations, in the order in which they were made; `remote/records.py` says what each is.
+
+    Frames: the bytes of the tensors that the records bring.
+    """
+
+    records: list[Any]
+
+
+class Reply(_Header, frozen=True, tag="reply"):
+    """What was asked for: one result a value. Frames: the bytes of the tensors."""
+
+    request: _Id
+    results: list[Any] = []
+    fault: Fault | None = None
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """A value in a parcel: its number where it goes, its turn, and how its bytes lie or why there are
+    none.
+    """
+
+    value: _Id
+    turn: _Id
+    packing: Packing | None = None
+    fault: Fault | None = None
+
+
+class Parcel(_Header, frozen=True, tag="parcel"):
+    """From task to task: values that a client's records have told you to expect. Frames: their bytes."""
+
+    client: _Name
+    items: tuple[Item, ...]
+
+
+class Bereft(_Header, frozen=True, tag="bereft"):
+    """From a client: this task has gone, so what you expect from it will not come."""
+
+    task: _Name
+
+
+class Detach(_Header, frozen=True, tag="detach"):
+    """A client goes: forget all that is its own."""

@@ -1,0 +1,91 @@
+"""Captured steps give what the same steps give without, and fall back when they cannot be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from clusters import cluster_here, local_client
+from torch import nn
+
+import argosy
+
+PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
+
+
+def make_step(optimizer: Any) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    with argosy.device(PS):
+        model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 3))
+    stepper = optimizer(model.parameters())
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with argosy.device(WORKER):
+            stepper.zero_grad()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+        stepper.step()
+        return loss.detach()
+
+    return model, step
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+        lambda p: torch.optim.Adam(p, lr=0.01),  # it reads its count of steps: run as it is
+    ],
+    ids=["SGD", "fused Adam", "Adam"],
+)
+def test_the_same_results_as_without(optimizer: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    data = [
+        (torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator))
+        for _ in range(8)
+    ]
+    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
+        runs = []
+        for wrap in (lambda step: step, argosy.capture):
+            model, step = make_step(optimizer)
+            step = wrap(step)
+            losses = [step(*batch) for batch in data]
+            gradients = [parameter.grad for parameter in model.parameters()]
+            runs.append(argosy.fetch([*losses, *model.state_dict().values(), *gradients]))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*runs, strict=True))
+
+
+def test_other_shapes_are_another_recording_and_remote_arguments_travel() -> None:
+    with cluster_here(worker=2) as target, argosy.connect(target, wait=20):
+        double = argosy.capture(lambda x, factor: {"sum": (x * factor).sum(), "x": x})
+        for size in (2, 3):
+            for value in range(1, 5):
+                x = argosy.place(torch.full((size,), float(value)), "/job:worker/task:1")
+                result = double(x, 3)
+                assert result["sum"].item() == 3 * value * size
+                assert result["x"].tolist() == x.tolist()
+
+
+def test_what_cannot_be_repeated_is_said_and_run(capfd: pytest.CaptureFixture[str]) -> None:
+    with local_client():
+        counter = argosy.place(torch.zeros(1), "/cpu:0")
+
+        @argosy.capture
+        def looks(x: torch.Tensor) -> float:
+            return float((counter + x).item())
+
+        assert [looks(torch.ones(1) * n) for n in range(5)] == [0, 1, 2, 3, 4]
+        state = {"h": argosy.place(torch.zeros(1), "/cpu:0")}
+
+        @argosy.capture
+        def replaces(x: torch.Tensor) -> torch.Tensor:
+            state["h"] = state["h"] + x
+            return state["h"]
+
+        assert [replaces(torch.ones(1)).item() for _ in range(5)] == [1, 2, 3, 4, 5]
+    said = capfd.readouterr().err
+    assert "it waits for a value" in said
+    assert "it replaces a tensor that it has read" in said
