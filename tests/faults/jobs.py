@@ -184,7 +184,7 @@ class Cluster:
         return int(self.addresses["ps"][server].rpartition(":")[2])
 
     def wait(self, *names: str) -> dict[str, int]:
-        """The exit codes of these tasks, or of all; a task that does not end shows what every task has said."""
+        """The exit codes of these tasks, or of all; one that does not end shows what all have said."""
         try:
             return {name: self.tasks[name].wait() for name in names or self.tasks}
         except AssertionError as error:

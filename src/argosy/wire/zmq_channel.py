@@ -39,7 +39,7 @@ _COPY_BELOW = 16 * 1024
 # A plain number: used at every message, and enum arithmetic is slow.
 _READABLE = int(zmq.POLLIN)
 
-# What a listener is told of with the descriptor, and so knows whose it is (of a handshake, ZeroMQ names none).
+# What a listener is told of with the descriptor, so that it knows whose it is (a handshake has none).
 _COMING_AND_GOING = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 # What a channel is told of: here the descriptor does not matter.
 _FOUND_AND_LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
