@@ -40,10 +40,14 @@ def measure_allreduce(settings: Settings) -> dict[str, Any]:
 def _round(settings: Settings, ranks: int, floats: int, repeats: int) -> dict[str, list[float]]:
     out = settings.out()
     words = ("--floats", str(floats), "--repeats", str(repeats), "--out", str(out))
-    script = (sys.executable, str(SCRIPTS / "allreduce.py"), *words, "--count", str(ranks))
-    launches = [Launch(f"rank-{index}", (*script, "--index", str(index))) for index in range(ranks)]
-    expected = [f"worker-{index}.json" for index in range(ranks)]
-    taken: dict[str, list[float]] = run(Run(launches, out, expected, settings.start_limit)).files[0]
+    taken: dict[str, list[float]] = {}
+    for way in ("argosy", "gloo"):
+        here = settings.out()
+        options = (*words[:-1], str(here), "--count", str(ranks), "--way", way)
+        script = (sys.executable, str(SCRIPTS / "allreduce.py"), *options)
+        launches = [Launch(f"rank-{index}", (*script, "--index", str(index))) for index in range(ranks)]
+        expected = [f"worker-{index}.json" for index in range(ranks)]
+        taken |= run(Run(launches, here, expected, settings.start_limit)).files[0]
     if settings.with_peers:
         mpirun = (str(PEERS / "bin" / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-n", str(ranks))
         program = (str(PEERS / "bin" / "python"), str(SCRIPTS / "allreduce_mpi.py"), *words)

@@ -125,6 +125,8 @@ def run(
           a step takes one gradient from each worker; train.py gets --epochs 3
       argosy run --workers 4 --mode sync --aggregate 3 --late fold train.py
           a step goes on with the first 3 of 4; the fourth counts in the next
+      argosy run --workers 4 --mode ring train.py
+          no servers: the workers average their gradients among themselves
       argosy run --mode async --max-staleness 8 --log-dir logs train.py
           no gradient older than 8 updates; logs/worker-0.log, logs/ps-0.log, …
       argosy run --serve --ps 1 --workers 2 client.py

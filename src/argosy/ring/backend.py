@@ -227,23 +227,25 @@ class _Runner:
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], Any, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending = 0
+        done: Any = Future()
+        done.set_result([])
+        self._done = _work_of(done)  # of everything that was done when the call came back
         self._lock = threading.Lock()
 
     def run(self, work: Callable[[], None], result: Any, opts: Any) -> Any:
         """A torch Work for it."""
-        future: Any = Future()
         if self._pending or getattr(opts, "asyncOp", True):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="argosy-ring", daemon=True)
                 self._thread.start()
+            future: Any = Future()
             with self._lock:
                 self._pending += 1
             self._queue.put((work, future, result))
-        else:
-            with torch.no_grad():
-                work()
-            future.set_result(result)
-        return _work_of(future)
+            return _work_of(future)
+        with torch.no_grad():
+            work()
+        return self._done
 
     def _loop(self) -> None:
         torch.set_grad_enabled(False)

@@ -7,8 +7,9 @@ that has already begun with the next chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 # Two chunks lie in shared memory at a time: one is filled while the other is summed and read.
@@ -27,35 +28,40 @@ class Stage:
     chunk: int
 
 
-def chunks(count: int, most: int) -> list[tuple[int, int]]:
+@lru_cache(maxsize=256)
+def chunks(count: int, most: int) -> tuple[tuple[int, int], ...]:
     """`count` elements in as few equal pieces of at most `most` as there can be: begins and ends."""
     if count <= 0:
-        return []
+        return ()
     pieces = -(-count // most)
     size = -(-count // pieces)
-    return [(begin, min(begin + size, count)) for begin in range(0, count, size)]
+    return tuple((begin, min(begin + size, count)) for begin in range(0, count, size))
 
 
-def slices(count: int, ranks: int, itemsize: int) -> list[tuple[int, int]]:
+@lru_cache(maxsize=256)
+def slices(count: int, ranks: int, itemsize: int) -> tuple[tuple[int, int], ...]:
     """A slice of `count` elements for each rank, equal up to a cache line; the last ones may be empty."""
     line = max(1, _LINE // itemsize)
     size = -(-count // (ranks * line)) * line
-    return [(min(rank * size, count), min((rank + 1) * size, count)) for rank in range(ranks)]
+    return tuple((min(rank * size, count), min((rank + 1) * size, count)) for rank in range(ranks))
 
 
-def stages(count: int) -> Iterator[Stage]:
+@lru_cache(maxsize=256)
+def stages(count: int) -> tuple[Stage, ...]:
     """The order in which a rank takes `count` chunks through shared memory.
 
     A chunk is entered when the chunk two before it, whose slot it gets, has left; it is reduced after the
     next one has been entered, by when the others have mostly arrived.
     """
+    found = []
     for turn in range(count + SLOTS):
         if turn >= SLOTS:
-            yield Stage("leave", turn - SLOTS)
+            found.append(Stage("leave", turn - SLOTS))
         if turn < count:
-            yield Stage("enter", turn)
+            found.append(Stage("enter", turn))
         if 1 <= turn <= count:
-            yield Stage("reduce", turn - 1)
+            found.append(Stage("reduce", turn - 1))
+    return tuple(found)
 
 
 def others(whole: tuple[int, int], mine: tuple[int, int]) -> Sequence[tuple[int, int]]:
