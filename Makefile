@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help venv demo test lint pytest soak bench clean
+.PHONY: help venv demo test test-slow lint pytest soak bench clean
 
 help:             ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,8 +28,11 @@ lint: venv        ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-pytest: venv      ## all tests
-	$(BIN)/python -m pytest
+pytest: venv      ## all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: venv   ## the slow ones: torch's own tables on remote devices, two hosts, whole examples
+	$(BIN)/python -m pytest -m slow
 
 soak: venv        ## long runs: the full digits, 100,000 steps (minutes; not part of `make test`)
 	$(BIN)/python -m pytest -s tests/soak/long_runs.py

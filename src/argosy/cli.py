@@ -18,7 +18,7 @@ from argosy.cluster.discover import discover_host, take_flags
 from argosy.cluster.spec import Address
 from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError
 from argosy.launch import local
-from argosy.launch.job import PRELOAD, JobSpec, serving
+from argosy.launch.job import GRACE, PRELOAD, JobSpec, serving
 
 _DEMO_SCRIPT = Path(__file__).with_name("demo.py")
 _INTERRUPTED = 130
@@ -98,6 +98,16 @@ _fork_server = click.option(
     "--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Keep each task's output here."
 )
 @click.option("--evaluator", is_flag=True, help="Also a task that evaluates each checkpoint.")
+@click.option(
+    "--grace",
+    type=float,
+    default=GRACE,
+    envvar="ARGOSY_GRACE",
+    show_envvar=True,
+    show_default=True,
+    metavar="S",
+    help="Seconds to save in after Ctrl-C or SIGTERM; a second one ends everything at once.",
+)
 @click.option("--threads", type=int, metavar="N", help="Threads of a task.  [default: cores / tasks]")
 @click.option("--serve", is_flag=True, help="Tasks serve their devices; SCRIPT is the client that uses them.")
 @_fork_server
@@ -110,6 +120,7 @@ def run(
     threads: int | None,
     serve: bool,
     evaluator: bool,
+    grace: float,
     fork_server: bool,
     script: Path,
     args: tuple[str, ...],
@@ -140,7 +151,16 @@ def run(
     servers = int(given.get("mode") != "ring") if ps is None else ps
     preload = PRELOAD if fork_server else None
     job = JobSpec(
-        script, args, servers, workers, given, threads, log_dir, preload=preload, evaluator=evaluator
+        script,
+        args,
+        servers,
+        workers,
+        given,
+        threads,
+        log_dir,
+        preload=preload,
+        evaluator=evaluator,
+        grace=grace,
     )
     return local.run(serving(job) if serve else job)
 

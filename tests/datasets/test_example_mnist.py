@@ -43,7 +43,7 @@ def test_a_seed_repeats_a_run_alone() -> None:
     ("arguments", "complaint"),
     [
         (["--steps", "many"], "--steps"),
-        (["--batch", "0"], "batch: expected"),
+        (["--batch", "0"], "batch_size: expected"),
         (["--data", "nowhere"], "data: expected a folder at nowhere"),
     ],
 )

@@ -57,6 +57,7 @@ def test_an_error_in_one_worker_ends_all_and_is_the_first_cause(jobs: Jobs) -> N
     assert "ValueError: boom" in job.launcher.err.rstrip().splitlines()[-1], job
 
 
+@pytest.mark.slow
 def test_by_hand_in_any_order(jobs: Jobs) -> None:
     cluster = jobs.cluster(0, 2)
     command = [jobs.script(), 10, 0]

@@ -56,7 +56,8 @@ def test_a_signal_ends_everything(launcher: Launcher, number: int, code: int) ->
 
 
 @pytest.mark.parametrize("launcher", ["forked"], indirect=True)  # the supervisor's patience, once
-def test_who_ignores_it_is_killed(launcher: Launcher) -> None:
+def test_who_ignores_it_is_killed(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARGOSY_GRACE", "3")
     launch = launcher.start(STUBBORN)
     launch.until(*printed("stubborn"))
     began = time.monotonic()

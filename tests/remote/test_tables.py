@@ -82,6 +82,7 @@ def agrees(function: Any, twin: Any, args: Any, kwargs: Any) -> bool | None:
     return all(same(mine, theirs) for mine, theirs in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_operations() -> None:
     from torch.testing._internal.common_methods_invocations import op_db
@@ -109,6 +110,7 @@ def test_operations() -> None:
     assert len(agreed) >= 0.95 * (len(agreed) + len(differing))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_modules() -> None:
     from torch.testing._internal.common_modules import module_db

@@ -33,7 +33,7 @@ def ranks(size: int, folder: Path, what: str) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_collectives_and_data_parallel(size: int, tmp_path: Path) -> None:
     for code, output in ranks(size, tmp_path, "work"):
         assert code == 0, output

@@ -84,7 +84,7 @@ def hosts() -> Iterator[Hosts]:
     made.close()
 
 
-@pytest.mark.parametrize("what", ["plain", "bf16"])
+@pytest.mark.parametrize("what", ["plain", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_training_over_two_hosts_with_uneven_data(hosts: Hosts, what: str) -> None:
     ended = hosts.workers("112", what)
     # Means of 1, 2 and 3 for four steps, of 2 and 3 for two, then 3: all end with the same parameters.

@@ -6,6 +6,7 @@ Pure planning, called by `launch.local`: environments come in, environments go o
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,9 @@ _SERVING_SCRIPT = Path(__file__).with_name("serving.py")
 CLIENT = Task("client", 0)
 
 
+GRACE = 30.0
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """What the user asked for. `settings` holds only what was given, such as `{"mode": "sync"}`.
@@ -63,6 +67,7 @@ class JobSpec:
     # The tasks serve their devices, and one more, the client, runs the script.
     serve: bool = False
     evaluator: bool = False
+    grace: float = GRACE  # how long tasks may save after the user's own signal, in seconds
 
     def __post_init__(self) -> None:
         if not self.script.is_file():
@@ -72,6 +77,8 @@ class JobSpec:
         _at_least("--workers", self.workers, 0 if self.serve and self.servers else 1)
         if self.threads is not None:
             _at_least("--threads", self.threads, 1)
+        if not 0 <= self.grace < math.inf:
+            raise ConfigError("--grace", "a number of seconds, 0 or more", self.grace)
 
     @property
     def members(self) -> tuple[Task, ...]:

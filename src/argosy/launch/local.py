@@ -19,7 +19,7 @@ from argosy.cluster.spec import Task
 from argosy.errors import USAGE_EXIT_CODE
 from argosy.launch import cause
 from argosy.launch.guard import Guard
-from argosy.launch.job import CLIENT, JobSpec, TaskPlan, check, describe_cluster, plan_task
+from argosy.launch.job import CLIENT, GRACE, JobSpec, TaskPlan, check, describe_cluster, plan_task
 from argosy.launch.lookout import Lookout
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
@@ -71,7 +71,7 @@ def run(job: JobSpec) -> int:
                 return exit_status(-interrupt)
             lookout = Lookout(cluster, workspace.status_file)
             stack.callback(lookout.close)
-            with Run(plans, screen, signals, lookout, serve=job.serve) as live:
+            with Run(plans, screen, signals, lookout, serve=job.serve, grace=job.grace) as live:
                 live.start(starter, ports, workspace)
                 starter.close()
                 live.until_over()
@@ -91,9 +91,11 @@ class Run:
         lookout: Lookout,
         *,
         serve: bool = False,
+        grace: float = GRACE,
     ) -> None:
         # Tasks that serve never end by themselves: they are ended with their client.
-        limits, leader = (Limits(servers=0.0), CLIENT.job) if serve else (Limits(), "worker")
+        limits = Limits(servers=0.0, interrupt=grace) if serve else Limits(interrupt=grace)
+        leader = CLIENT.job if serve else "worker"
         self.supervisor = Supervisor((plan.task for plan in plans), limits, leader)
         self.screen = screen
         self.logs: dict[Task, TaskLog] = {}

@@ -87,6 +87,8 @@ class Board:
 
     def leave(self) -> None:
         """This rank enters no further chunk."""
+        if self._words[self._mine + _FAILED]:
+            return  # the others must not go on without it: they hear why
         self._words[self._mine + _LEFT_AT] = self.posted[ENTERED]
         for peer in self._peers:
             self._wake(peer)
