@@ -56,7 +56,7 @@ class Step:
         self.heavy = heavy
         self.missing = 0
         self.done = False
-        self.sends = False  # it adds to what is on its way to another task
+        self.sends = False  # it reads until what it adds to has left for another task: finished only then
         self.waiters: list[Step] = []
 
 

@@ -33,6 +33,8 @@ class Mail:
         self._early: dict[tuple[int, int], tuple[Item, Frames]] = {}
         self._lost: set[str] = set()
         self.outgoing: dict[str, tuple[list[Item], list[torch.Tensor]]] = {}
+        # The steps that have added to it. They still read: a helper must not write to their tensors yet.
+        self.leaving: list[Step] = []
 
     # --- in the host's thread -----------------------------------------------------------------------------
     def parcel(self, parcel: Parcel, frames: Frames) -> None:
@@ -87,10 +89,13 @@ class Mail:
         bytes_of_them += frames
 
     def send_parcels(self) -> None:
-        """Send what was collected."""
+        """Send what was collected; from now on its tensors may be written to."""
         outgoing, self.outgoing = self.outgoing, {}
         for task, (items, frames) in outgoing.items():
             self._session.host.forward(task, Parcel(self._session.client, tuple(items)), frames)
+        leaving, self.leaving = self.leaving, []
+        for step in leaving:
+            self._session.graph.finish(step)
 
     def await_parcel(self, number: int, task: str, turn: int) -> None:
         """A value that another task sends, perhaps already has sent."""

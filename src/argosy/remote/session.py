@@ -105,7 +105,10 @@ class Session:
                     if self.mail.outgoing and not step.sends:
                         self.mail.send_parcels()
                     step.run()
-                    self.graph.finish(step)
+                    if step.sends:
+                        self.mail.leaving.append(step)
+                    else:
+                        self.graph.finish(step)
                 elif self.mail.outgoing:
                     self.mail.send_parcels()
                 elif self._waits and not self.graph.unfinished:
@@ -176,6 +179,8 @@ class Session:
         self, step: Step, reads: Sequence[Value], writes: Sequence[Value], outputs: Sequence[Value] = ()
     ) -> None:
         """Run a step now or when its time has come."""
+        if writes and self.mail.outgoing:
+            self.mail.send_parcels()  # of steps that the graph does not know, as they ran at once
         if self.graph.add(step, reads, writes):
             step.run()
             return
