@@ -109,7 +109,8 @@ def test_help_teaches(command: list[str], capsys: pytest.CaptureFixture[str]) ->
 def test_options_of_run_are_those_pinned(capsys: pytest.CaptureFixture[str]) -> None:
     pinned = {"--ps", "--workers", "--mode", "--aggregate", "--late", "--tokens", "--max-staleness"}
     names = {name for parameter in cli.run.params for name in parameter.opts if name.startswith("--")}
-    assert names == pinned | {"--log-dir", "--threads", "--fork-server", "--evaluator", "--serve"}
+    ours = {"--log-dir", "--threads", "--fork-server", "--evaluator", "--serve", "--grace"}
+    assert names == pinned | ours
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def attack(port: int) -> None:
             sock.send_multipart([random.Random(seed).randbytes(50), b"x"])
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_garbage_changes_nothing(jobs: Jobs, mode: str) -> None:
     steps = 400
     job = jobs.launch(mode, steps, 0.02)
