@@ -34,6 +34,7 @@ def test_alone_it_learns_and_says_so() -> None:
     assert float(found[2]) > 0.8
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_run_alone() -> None:
     first, again, other = (run("--steps", "20", "--seed", seed).stdout.splitlines()[-1] for seed in "445")
     assert first == again != other

@@ -74,6 +74,7 @@ def test_who_never_comes_is_named(jobs: Jobs) -> None:
     assert "argosy: error: the ring is not complete after 2 s; missing /job:worker/task:1" in alone.err
 
 
+@pytest.mark.slow
 def test_a_worker_that_runs_out_of_data_leaves(jobs: Jobs) -> None:
     cluster = jobs.cluster(0, 2)
     cluster.start_all([jobs.script(UNEVEN)])
@@ -90,6 +91,7 @@ def test_off_loopback_it_has_to_be_asked_for(jobs: Jobs) -> None:
     assert "add --insecure" in task.err
 
 
+@pytest.mark.slow
 def test_torchrun(jobs: Jobs) -> None:
     (port,) = free_ports(1)
     words = [

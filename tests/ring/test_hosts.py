@@ -14,6 +14,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.slow,
     pytest.mark.skipif(os.getuid() != 0, reason="network namespaces need root"),
     pytest.mark.skipif(not (shutil.which("ip") and shutil.which("tc")), reason="needs ip and tc (iproute2)"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -400,3 +401,14 @@ def test_the_state_of_an_optimizer_is_in_torchs_format(lane: Any, placement: Any
         assert kept["exp_avg"].shape == inner.param_groups[0]["params"][number].shape
         assert torch.allclose(kept["exp_avg"], alone_["state"][number]["exp_avg"])
         assert kept["exp_avg"].abs().sum() > 0
+
+
+def test_resumed_in_another_order_of_arrival_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    def shuffled(seed: int) -> Callable[[int, int], list[int]]:
+        return lambda server, turn: random.Random(f"{seed}/{server}/{turn}").sample(range(3), 3)
+
+    whole = LocalCluster(2, 3, Sync(), order=shuffled(1)).run(training(40))
+    for number, last_step in enumerate((20, 40), start=2):
+        program = training(last_step, directory=tmp_path, save_every=7)
+        resumed = LocalCluster(2, 3, Sync(), order=shuffled(number)).run(program)
+    assert all(same(mine, theirs) for mine, theirs in zip(whole, resumed, strict=True))
