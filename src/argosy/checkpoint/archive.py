@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,6 +110,11 @@ class Archive:
         outcome = self._publishing.result()
         self._publishing = self._index = None
         return outcome
+
+    def wait(self) -> None:
+        """Until nothing is being published."""
+        if self._publishing is not None:
+            wait([self._publishing])
 
     def close(self) -> None:
         """Finish what is being written, and let others in."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from argosy.checkpoint import disk, folder, safetensors
@@ -47,6 +47,11 @@ class ShardWriter:
             return self._step, future.result(), ""
         except OSError as error:
             return self._step, None, f"{self._name}: {describe(error)}"
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            wait([self._writing])
 
     def close(self) -> None:
         """Finish what is being written."""

@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from argosy.modes import Local
-from argosy.replica.exchange import Resumed, Training, Verdict, parameters_of, take_groups
+from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, parameters_of
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.own_saving import OwnSaving
 from argosy.replica.torch_state import TorchState
@@ -36,7 +36,7 @@ class AloneExchange:
             state.averages = self._averages.values
             self._saving = OwnSaving(training, training.keeping, Local(), state)
             self.resumed, _ = self._saving.begin()
-            take_groups(optimizer, training, self.resumed)
+            begin_from(optimizer, training, self.resumed)
             self._step = self.resumed.step
         elif training.initial is not None:
             training.initial()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from argosy.modes import BufferRule
+from argosy.replica.hyperparameters import take_groups
 from argosy.update.decisions import Status
 
 
@@ -145,11 +146,7 @@ def tied_names(model: nn.Module | None) -> dict[str, str]:
     return tied
 
 
-def take_groups(optimizer: torch.optim.Optimizer, training: Training, resumed: Resumed) -> None:
+def begin_from(optimizer: torch.optim.Optimizer, training: Training, resumed: Resumed) -> None:
     """Give the optimizer the hyperparameters that were saved, unless the script's are to count."""
-    if resumed.groups is None or training.hyperparameters == "script":
-        return
-    for group, saved in zip(optimizer.param_groups, resumed.groups, strict=False):
-        for key, value in saved.items():
-            if key in group and not isinstance(group[key], torch.Tensor):
-                group[key] = tuple(value) if isinstance(group[key], tuple) else value
+    if resumed.groups is not None and training.hyperparameters == "checkpoint":
+        take_groups(optimizer, resumed.groups)

@@ -120,9 +120,10 @@ class OwnSaving:
         """Wait until all is written; `states`: for a cut that still waits for them."""
         if states is not None and self.wants_states:
             self.give_states(states)
-        while self._writer.busy or self._archive.busy:
-            self.advance()
-            time.sleep(0.002)
+        self._writer.wait()
+        self.advance()
+        self._archive.wait()
+        self.advance()
 
     def close(self) -> None:
         """Let others into the directory."""

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError, ModelMismatch
-from argosy.replica.exchange import Resumed, Training, Verdict, names_of, parameters_of, take_groups
+from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.ring_items import buffer_places, gradient_of, item_of
 from argosy.replica.ring_saving import RingSaving
@@ -79,7 +79,7 @@ class RingExchange:
             training, training.keeping, state, member.rank, member.group.size, member.meet
         )
         self.resumed = self._saving.begin()
-        take_groups(self._optimizer, training, self.resumed)
+        begin_from(self._optimizer, training, self.resumed)
         self._step = self.resumed.step
 
     def _open(self) -> None:

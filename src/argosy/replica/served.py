@@ -16,9 +16,9 @@ from argosy.replica.exchange import (
     Resumed,
     Training,
     Verdict,
+    begin_from,
     names_of,
     parameters_of,
-    take_groups,
     tied_names,
 )
 from argosy.replica.model_state import ModelState
@@ -87,7 +87,7 @@ class ServedExchange:
         if training.keeping is not None:
             found = self._client.resume()
             self.resumed = Resumed(found.step, found.state, found.groups)
-            take_groups(optimizer, training, self.resumed)
+            begin_from(optimizer, training, self.resumed)
         return self.pull()
 
     def _open(self, training: Training) -> None:
@@ -174,25 +174,25 @@ class ServedExchange:
         brings = self._is_chief or self._training.buffer_rule == "mean"
         buffers = self._state.changed() if brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
-        return self._push("gradient", tensors, weight, absent, tuple(buffers), ahead)
+        return self._take(self._ask("gradient", tensors, weight, absent, tuple(buffers), ahead))
 
     def skip(self) -> Verdict:
         """See `Exchange`."""
         if self._overlap is not None:
             self._overlap.reset()
-        return self._push("skip", {})
+        return self._take(self._ask("skip", {}))
 
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""
 
     def pull(self) -> Verdict:
         """See `Exchange`."""
-        return self._push("pull", {})
+        return self._take(self._ask("pull", {}))
 
     def pull_average(self) -> Verdict:
         """See `Exchange`."""
         self._wishes["average"] = None
-        return self._push("pull", {})
+        return self._take(self._ask("pull", {}))
 
     def optimizer_state(self) -> dict[int, dict[str, Any]]:
         """See `Exchange`."""
@@ -222,17 +222,6 @@ class ServedExchange:
         """See `Exchange`."""
         self._cut = self._training.keeping is not None
         return self.pull()
-
-    def _push(
-        self,
-        kind: Literal["gradient", "skip", "pull"],
-        tensors: dict[int, list[torch.Tensor]],
-        weight: float = 1.0,
-        absent: tuple[int, ...] = (),
-        buffers: tuple[str, ...] = (),
-        ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-    ) -> Verdict:
-        return self._take(self._ask(kind, tensors, weight, absent, buffers, ahead))
 
     def _ask(
         self,

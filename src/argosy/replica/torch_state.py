@@ -15,6 +15,7 @@ from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
 from argosy.errors import ConfigError
 from argosy.replica.exchange import names_of, parameters_of
+from argosy.replica.hyperparameters import groups_of, is_plain
 from argosy.replica.model_state import ModelState
 from argosy.wire.tensors import dtype_name
 
@@ -42,17 +43,13 @@ class TorchState:
 
     def optimizer(self) -> SavedOptimizer:
         """As the index has it."""
-        groups = tuple(
-            {key: _plain(value) for key, value in group.items() if key != "params" and _is_plain(value)}
-            for group in self._optimizer.param_groups
-        )
         values: dict[str, dict[str, Any]] = {}
         for name, _, parameter in self._named():
             state = self._optimizer.state.get(parameter, {})
-            plain = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor) and _is_plain(v)}
+            plain = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor) and is_plain(v)}
             if plain:
                 values[name] = plain
-        return SavedOptimizer(type(self._optimizer).__name__, groups, values)
+        return SavedOptimizer(type(self._optimizer).__name__, tuple(groups_of(self._optimizer)), values)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Buffers, and parameters that are not trained."""
@@ -116,13 +113,3 @@ class TorchState:
             state.pop("step", None)
         if state or values:
             self._optimizer.state[parameter] = {**state, **values}
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if isinstance(value, torch.Tensor) else value

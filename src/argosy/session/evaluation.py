@@ -65,13 +65,12 @@ class EvaluatorSession(Session):
 
     def _checkpoints(self) -> Iterator[folder.Saved]:
         """Every new one, the oldest first, until the last step is evaluated or the job has ended."""
-        started = heard = time.monotonic()
+        started = time.monotonic()
         running = False
         while True:
             over = not folder.is_written_to(self._directory)  # asked first: the last one may come just before
             new = [each for each in folder.saved(self._directory) if each.step > self._step]
             if new:
-                heard = time.monotonic()
                 yield new[0]
                 if self.last_step is not None and self._step >= self.last_step:
                     return
@@ -79,13 +78,12 @@ class EvaluatorSession(Session):
             if over and (running or self._step):
                 return
             running |= not over
-            self._wait_for_job(started, heard, running)
+            if not running:
+                self._wait_for_job(started)
             time.sleep(_LOOK_EVERY)
 
-    def _wait_for_job(self, started: float, heard: float, running: bool) -> None:
+    def _wait_for_job(self, started: float) -> None:
         waited = time.monotonic() - started
-        if running:
-            return
         if waited > self._wait:
             what = f"the first checkpoint in {self._directory}"
             raise WaitTimeout(f"{self.replica.task} gave up waiting", [what], self._wait)

@@ -22,6 +22,7 @@ from argosy.modes import Sync
 from argosy.observe.lines import numbers_text, step_text
 from argosy.observe.watch import Watch
 from argosy.replica.exchange import Training, Verdict
+from argosy.replica.hyperparameters import groups_of, take_groups
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.signals import Signals
 from argosy.session import state as own
@@ -120,7 +121,7 @@ class Session:
     def _state(self) -> bytes:
         """This replica's own state, to go on from here."""
         feed = self._feed
-        groups = own.hyperparameters(self.optimizer)
+        groups = groups_of(self.optimizer)
         state = ReplicaState(own.capture(), feed.position, groups, feed.pass_random, own.gather(self._kept))
         return own.encode(state)
 
@@ -128,7 +129,7 @@ class Session:
         own.restore(state.random)
         self._feed.resume(state)
         if self._training.hyperparameters == "checkpoint":
-            own.take_hyperparameters(self.optimizer, state.groups)
+            take_groups(self.optimizer, state.groups)
         for name, kept in state.kept.items():
             if name in self._kept:
                 self._kept[name].load_state_dict(kept)

@@ -102,32 +102,6 @@ def decode(data: bytes) -> ReplicaState:
     return msgspec.msgpack.decode(data, type=ReplicaState)
 
 
-def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of each parameter group, as plain values."""
-    return [
-        {key: float(v) if isinstance(v, torch.Tensor) else v for key, v in group.items() if _is_plain(v)}
-        for group in optimizer.param_groups
-    ]
-
-
-def take_hyperparameters(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Set those that the optimizer has."""
-    for group, saved in zip(optimizer.param_groups, groups, strict=False):
-        for key in group.keys() & saved.keys():
-            if isinstance(group[key], torch.Tensor):
-                group[key].fill_(saved[key])
-            else:
-                group[key] = tuple(saved[key]) if isinstance(group[key], tuple) else saved[key]
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and not isinstance(value, torch.nn.Parameter)
-    if isinstance(value, list | tuple):
-        return all(isinstance(item, bool | int | float) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def gather(kept: Mapping[str, Stateful]) -> dict[str, Any]:
     """The states of what the user wants kept."""
     return {name: each.state_dict() for name, each in kept.items()}
