@@ -115,3 +115,7 @@ def test_an_index_with_any_other_byte_is_refused(tmp_path: Path) -> None:
 )
 def test_names_in_a_file(name: str, parts: tuple[str, str, tuple[int, int] | None]) -> None:
     assert split_name(name) == parts
+
+
+def test_a_parameter_may_be_called_as_a_part_is() -> None:
+    assert split_name("param/a[3:17]", {"a[3:17]"}) == ("param", "a[3:17]", None)

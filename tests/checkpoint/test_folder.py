@@ -57,12 +57,21 @@ def test_what_was_saved_is_loaded(archive: Archive) -> None:
 
 
 def test_the_newest_stay(archive: Archive) -> None:
-    for step in (10, 9, 100, 20, 30):
+    for step in (9, 10, 20, 30, 100):
         save(archive, step)
     assert [each.step for each in folder.saved(archive.directory)] == [20, 30, 100]
     assert load(archive.directory, step=30)["w"][0, 0] == 30
     with pytest.raises(ConfigError, match="20, 30, 100, got 9"):
         load(archive.directory, step=9)
+
+
+def test_damaged_ones_of_later_steps_do_not_push_out_the_good_ones(archive: Archive) -> None:
+    for step in (1, 7, 8, 9):
+        save(archive, step)
+    for step in (7, 8, 9):
+        (archive.directory / f"step-{step}" / "index.json").unlink()
+    save(archive, 2)
+    assert load(archive.directory)["w"][0, 0] == 2
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "remove", "index"])

@@ -102,11 +102,14 @@ def test_off_a_terminal_a_line_comes_when_it_is_time_and_there_is_news(tmp_path:
     lookout = Lookout(ClusterSpec({"worker": ["localhost:1"]}), tmp_path / "status.json")
     lookout.look(99.0)
     assert lookout.line(100.0) is None
-    lookout.progress = progress(500, 300, 100)
+    lookout.progress = progress(400, 250, 50)
     assert lookout.line(100.0) is None
+    assert lookout.line(100.0 + LINE_EVERY) is None  # it is old by now, and the job perhaps over
+    lookout.progress = progress(500, 300, 100)
     assert lookout.line(100.0 + LINE_EVERY) == (
         "step  500 of 1000  loss 0.2500    200.0 gradients/s  0:02 to go  worker 1 behind (50.0/s)"
     )
+    lookout.progress = progress(500, 300, 100)
     assert lookout.line(200.0) is None  # the same step
     lookout.progress = progress(600, 300, 200)
     assert lookout.line(200.0) is not None

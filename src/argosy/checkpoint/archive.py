@@ -100,7 +100,7 @@ class Archive:
             return Outcome(index.step, self.directory, error=describe(error))
         seconds = time.monotonic() - self._began
         with contextlib.suppress(OSError):  # it is saved; what is too old goes the next time
-            folder.retain(self.directory, self._keep)
+            folder.retain(self.directory, self._keep, index.step)
         return Outcome(index.step, path, whole.nbytes, seconds)
 
     def poll(self) -> Outcome | None:

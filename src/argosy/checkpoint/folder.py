@@ -83,9 +83,12 @@ def publish(directory: Path, index: Index) -> Path:
     return target
 
 
-def retain(directory: Path, keep: int) -> None:
-    """Remove all but the newest `keep`; the one just published is among these."""
-    for each in saved(directory)[:-keep]:
+def retain(directory: Path, keep: int, step: int) -> None:
+    """Remove all but the newest `keep` up to `step`, which was just published.
+
+    Those of later steps are damaged, or the job would have begun from them: they count for nothing.
+    """
+    for each in [each for each in saved(directory) if each.step <= step][:-keep]:
         _remove(each.path)
 
 
@@ -136,8 +139,8 @@ class Lock:
             os.close(self._descriptor)
             raise ConfigError(
                 "directory",
-                f"one that no other job writes to, got {directory}",
-                f"that of {owner or 'another process'}",
+                "one that no other job writes to",
+                f"{directory}, that of {owner or 'another process'}",
                 "wait until it has ended, or choose another directory",
             ) from None
         os.ftruncate(self._descriptor, 0)

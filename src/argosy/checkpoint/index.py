@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,15 @@ def part_name(name: str, start: int, stop: int) -> str:
     return f"{name}[{start}:{stop}]"
 
 
-def split_name(entry: str) -> tuple[str, str, tuple[int, int] | None]:
-    """Of a name in a file: its kind with the slot (`param`, `slot/exp_avg`), the parameter, and the part."""
+def split_name(entry: str, known: Collection[str] = ()) -> tuple[str, str, tuple[int, int] | None]:
+    """Of a name in a file: its kind with the slot (`param`, `slot/exp_avg`), the parameter, and the part.
+
+    `known`: the parameters; one of them may be called as if it were a part.
+    """
     kind, _, rest = entry.partition("/")
     if kind == "slot":
         slot, _, rest = rest.partition("/")
         kind = f"slot/{slot}"
-    if kind != "buffer" and (found := _PART.match(rest)):
+    if kind != "buffer" and rest not in known and (found := _PART.match(rest)):
         return kind, found[1], (int(found[2]), int(found[3]))
     return kind, rest, None

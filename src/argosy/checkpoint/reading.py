@@ -28,7 +28,7 @@ class Checkpoint:
         for shard in self.index.shards:
             reader = Reader(path / shard.file)
             for entry, place in reader.places.items():
-                kind, name, part = index.split_name(entry)
+                kind, name, part = index.split_name(entry, self._counts)
                 start, stop = part or (0, self._counts.get(name, place.spec.count))
                 self._parts.setdefault((kind, name), []).append((start, stop, reader, entry))
 

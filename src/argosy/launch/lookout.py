@@ -37,6 +37,7 @@ class Lookout:
         self._asked = -ASK_AGAIN
         self._answered = True
         self._said_at: float | None = None
+        self._seen: object = None  # the progress that `line` has looked at
         self._said_step = 0
         self.progress: Progress | None = None
 
@@ -95,7 +96,9 @@ class Lookout:
 
     def line(self, now: float) -> str | None:
         """A line for those who have no terminal, when one is due: the job has moved on, and some time."""
-        if self.progress is None:
+        # Said as soon as it is heard, or not at all: at the end of a job it would come after the last word.
+        seen, self._seen = self._seen, self.progress
+        if self.progress is None or self.progress is seen:
             return None
         if self._said_at is None:
             self._said_at = now
