@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
 from argosy.launch.process import TaskProcess
 from argosy.launch.screen import Screen
+from argosy.launch.seats import seat, seats
 from argosy.launch.signals import INTERRUPTS, Signals
 from argosy.launch.starting import Starter
 from argosy.launch.supervise import (
@@ -58,21 +59,24 @@ def run(job: JobSpec) -> int:
         with Signals() as signals:
             guard = Guard()
             stack.callback(guard.dismiss)
-            cores = len(os.sched_getaffinity(0))
+            cores = sorted(os.sched_getaffinity(0))
             screen = Screen()
-            starter = stack.enter_context(Starter(job, guard, cores, screen.warn))
+            starter = stack.enter_context(Starter(job, guard, len(cores), screen.warn))
             workspace = Workspace(guard, job.log_dir)
             stack.callback(workspace.close)
             plans = [
-                plan_task(job, cluster, task, os.environ, cores, workspace.error_file(task))
+                plan_task(job, cluster, task, os.environ, len(cores), workspace.error_file(task))
                 for task in job.tasks
             ]
+            # Another job on this machine is likely to begin with another core.
+            single = not job.serve and plans[0].environ["OMP_NUM_THREADS"] == "1"
+            places = seats(job.members, cores, first=os.getpid()) if single else {}
             if (interrupt := starter.wait_until_ready(signals)) is not None:
                 return exit_status(-interrupt)
             lookout = Lookout(cluster, workspace.status_file)
             stack.callback(lookout.close)
             with Run(plans, screen, signals, lookout, serve=job.serve, grace=job.grace) as live:
-                live.start(starter, ports, workspace)
+                live.start(starter, ports, workspace, places)
                 starter.close()
                 live.until_over()
         code = _conclude(live, plans, workspace)
@@ -120,14 +124,17 @@ class Run:
         for log in self.logs.values():
             log.close()
 
-    def start(self, starter: Starter, ports: Ports, workspace: Workspace) -> None:
-        """Start every task, and say so."""
+    def start(
+        self, starter: Starter, ports: Ports, workspace: Workspace, places: Mapping[Task, int]
+    ) -> None:
+        """Start every task, on its core where it has one, and say so."""
         for plan in self._plans:
             task = plan.task
             self.logs[task] = TaskLog(workspace.log_file(task))
             listener = ports.take_listener(task)
             try:
                 process = self._processes[task] = starter.start(plan, listener)
+                seat(process.pid, task, places)
             finally:
                 if listener is not None:
                     listener.close()
