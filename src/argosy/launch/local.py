@@ -124,9 +124,7 @@ class Run:
         for log in self.logs.values():
             log.close()
 
-    def start(
-        self, starter: Starter, ports: Ports, workspace: Workspace, places: Mapping[Task, int]
-    ) -> None:
+    def start(self, starter: Starter, ports: Ports, workspace: Workspace, places: Mapping[Task, int]) -> None:
         """Start every task, on its core where it has one, and say so."""
         for plan in self._plans:
             task = plan.task
