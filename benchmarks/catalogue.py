@@ -113,9 +113,23 @@ def _ray(training: Training) -> list[Launch]:
 
 
 _TENSORFLOW = (
-    "replica_device_setter, variables placed by size, MonitoredTrainingSession, grpc, device_filters, "
+    "2 servers, 2 workers, replica_device_setter, MonitoredTrainingSession, grpc, device_filters, "
     "intra_op and inter_op threads 1, AdamOptimizer, tf.data in memory"
 )
+
+
+def _tensorflow(mode: str, title: str, flags: str) -> Contender:
+    return Contender(
+        f"tensorflow-{mode}",
+        f"TensorFlow parameter servers, {title}",
+        f"{flags}{_TENSORFLOW}",
+        _tasks("tensorflow_servers.py", mode, SERVERS, SERVERS + WORKERS),
+        is_peer=True,
+        grace=0,
+    )
+
+
+_GREEDY = "variables placed by size with a strategy of our own, "
 CONTENDERS = (
     Contender(
         "limit",
@@ -148,22 +162,10 @@ CONTENDERS = (
         is_peer=True,
         grace=0,
     ),
-    Contender(
-        "tensorflow-async",
-        "TensorFlow parameter servers, asynchronous",
-        f"2 servers, 2 workers, {_TENSORFLOW}",
-        _tasks("tensorflow_servers.py", "async", SERVERS, SERVERS + WORKERS),
-        is_peer=True,
-        grace=0,
-    ),
-    Contender(
-        "tensorflow-sync",
-        "TensorFlow parameter servers, synchronous",
-        f"SyncReplicasOptimizer, 2 servers, 2 workers, {_TENSORFLOW}",
-        _tasks("tensorflow_servers.py", "sync", SERVERS, SERVERS + WORKERS),
-        is_peer=True,
-        grace=0,
-    ),
+    _tensorflow("async", "asynchronous", ""),
+    _tensorflow("sync", "synchronous", "SyncReplicasOptimizer, "),
+    _tensorflow("async-greedy", "asynchronous, placed by size", _GREEDY),
+    _tensorflow("sync-greedy", "synchronous, placed by size", f"SyncReplicasOptimizer, {_GREEDY}"),
     Contender(
         "rpc-async",
         "torch.distributed.rpc parameter servers, asynchronous",

@@ -17,6 +17,8 @@ LONG_RUN = 10_000
 COMPARISONS = (
     ("argosy-async", "tensorflow-async", 4.0, 6.0),
     ("argosy-sync", "tensorflow-sync", 4.0, 6.0),
+    ("argosy-async", "tensorflow-async-greedy", 4.0, 6.0),
+    ("argosy-sync", "tensorflow-sync-greedy", 4.0, 6.0),
     ("argosy-sync", "ddp", 1.6, 2.0),
     ("argosy-ring", "ddp", 1.7, 2.5),
     ("ddp-argosy", "ddp", 1.4, 1.8),

@@ -105,7 +105,6 @@ class Packing:
                 view.copy_(target)
         return self._split(blocks)
 
-    @torch.no_grad()
     def unpack(self, by_server: Sequence[Sequence[torch.Tensor]], in_place: Sequence[bool]) -> None:
         """Set the parameters from the values of the servers' blocks; there may be more than are known.
 
@@ -119,8 +118,11 @@ class Packing:
             self._bound = []
             self._addresses = addresses
             self._values = self._views(blocks)
-        if self._bound and [parameter.data_ptr() for parameter in self._parameters] == self._bound:
-            return
+        if not self._bound or [parameter.data_ptr() for parameter in self._parameters] != self._bound:
+            self._copy_in(in_place)
+
+    @torch.no_grad()
+    def _copy_in(self, in_place: Sequence[bool]) -> None:
         pairs = zip(self._targets(), self._values, strict=True)
         stray = [(target, value) for target, value in pairs if target.data_ptr() != value.data_ptr()]
         torch._foreach_copy_([target for target, _ in stray], [value for _, value in stray])

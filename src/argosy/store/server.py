@@ -85,6 +85,7 @@ class ParameterServer:
         self.task = Task("ps", index)
         self._cluster = cluster
         self._listener = listener
+        self._workers = list(cluster.tasks("worker"))
         self._attendance = Attendance(cluster, self.task, self._is_here)
         self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self._over: JobOver | None = None
@@ -311,11 +312,11 @@ class ParameterServer:
 
     # --- to others ----------------------------------------------------------------------------------------
     def _reply(self, worker: int, header: Header, tensors: Sequence[torch.Tensor]) -> None:
-        if (peer := self._attendance.peer(Task("worker", worker))) is not None:
+        if (peer := self._attendance.peer(self._workers[worker])) is not None:
             self._listener.send(peer, header, tensors)
 
     def _copies(self, worker: int) -> bool:
-        peer = self._attendance.peer(Task("worker", worker))
+        peer = self._attendance.peer(self._workers[worker])
         return peer is not None and self._listener.copies(peer)
 
     def _order(self, decisions: Sequence[Decision]) -> None:

@@ -44,6 +44,7 @@ class Shard:
         self._groups: list[int] = []
         self._dtypes: list[torch.dtype] = []
         self._masters: list[torch.Tensor] = []
+        self._shortened = False  # whether a model's dtype is shorter than its master's
         self._sums = Sums()
         self._means: list[torch.Tensor | None] = []
         self._absent: list[list[Range]] = []
@@ -65,6 +66,7 @@ class Shard:
             self._groups.append(block.group)
             self._dtypes.append(dtype)
             self._masters.append(value.to(master, copy=True))
+            self._shortened |= master != dtype
             if self.average is not None:
                 self._averages.append(self._masters[-1].clone())
         for group in sorted(set(self._groups[first:])):
@@ -108,8 +110,13 @@ class Shard:
         """The weighted mean of gradients, in the order given; a parameter that one lacks counts as zero."""
         self._means = []
         self._absent = []
-        total = sum(weight for _, weight in parts)
         summed = self._sums.begin(parts)
+        if len(parts) == 1 and self.is_whole(parts[0][0]):  # asynchronous training
+            pairs = zip(parts[0][0].blocks, self._masters, strict=True)
+            self._means = [block if block.dtype == m.dtype else block.to(m.dtype) for block, m in pairs]
+            self._absent = [[] for _ in self._masters]
+            return
+        total = sum(weight for _, weight in parts)
         for position, master in enumerate(self._masters):
             present = [
                 (gradient, weight, self._missing(position, gradient))
@@ -175,9 +182,7 @@ class Shard:
 
     def live(self) -> list[torch.Tensor]:
         """The parameters themselves in the model's dtypes: to be copied before the next update."""
-        if all(m.dtype == dtype for m, dtype in zip(self._masters, self._dtypes, strict=True)):
-            return self._masters
-        return self.values()
+        return self.values() if self._shortened else self._masters
 
     def values(self, wire: torch.dtype | None = None) -> list[torch.Tensor]:
         """A copy of the parameters in the model's dtypes, or all in one; made once a step, and only read."""

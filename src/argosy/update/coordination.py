@@ -152,14 +152,19 @@ class Coordination:
             return []
         if event.seq <= self.base_seq(event.worker) or self.roster[event.worker] is not Presence.PRESENT:
             return [Forget(event.worker, event.seq)]  # of a life that has ended: it will never be complete
-        arriving = self._arriving.setdefault((event.worker, event.seq), _Arriving())
-        arriving.servers.update(range(self._servers) if event.server is None else (event.server,))
-        arriving.push = event.push or arriving.push
-        if len(arriving.servers) < self._servers or arriving.push is None:
+        push = event.push if event.server is None else self._complete(event, event.server)
+        if push is None:
             return []
-        del self._arriving[event.worker, event.seq]
+        self._arriving.pop((event.worker, event.seq), None)
         self._offered[life] = event.seq
-        return self.admission.offer(arriving.push)
+        return self.admission.offer(push)
+
+    def _complete(self, event: Held, server: int) -> Push | None:
+        """The push, if every server holds its share by now."""
+        arriving = self._arriving.setdefault((event.worker, event.seq), _Arriving())
+        arriving.servers.add(server)
+        arriving.push = event.push or arriving.push
+        return arriving.push if len(arriving.servers) == self._servers else None
 
     def _abandon(self, worker: int) -> list[Decision]:
         """Free what only some servers hold of a worker that has left."""

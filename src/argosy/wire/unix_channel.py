@@ -102,6 +102,8 @@ class _Connection:
     def receive(self) -> Message[Header] | None:
         """The message that is there to be read; None: the other end has hung up."""
         packet, ancillary, flags, _ = self._sock.recvmsg(_PACKET, _ONE_FD, _CLOSE_ON_EXEC)
+        if packet and not ancillary and not flags & _CUT_SHORT:  # as nearly all are
+            return self._decode(packet, [])
         descriptors = [
             fd
             for level, kind, data in ancillary
