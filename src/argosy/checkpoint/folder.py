@@ -60,7 +60,7 @@ def newest(directory: Path, tell: Callable[[str], None]) -> tuple[Path, Index] |
         try:
             return each.path, check(each.path)
         except CheckpointDamaged as error:
-            tell(f"{error}; the one before it is taken")
+            tell(f"{error}; one before it is looked for")
     return None
 
 
@@ -122,7 +122,10 @@ def check_writable(directory: Path) -> None:
     except OSError as error:
         remedy = "give one that every server can write to, or directory=None to save nothing"
         raise ConfigError(
-            "directory", f"a place to write to at {directory}", error.strerror, remedy
+            "directory",
+            f"a place to write to at {directory}",
+            "a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror,
+            remedy,
         ) from None
 
 
