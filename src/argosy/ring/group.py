@@ -14,10 +14,9 @@ from torch._C._distributed_c10d import Store
 
 from argosy.errors import JobFailed
 from argosy.events import say
-from argosy.ring.collectives import HostRing, slot_bytes
+from argosy.ring.collectives import HostRing, ring_bytes
 from argosy.ring.hosts import Leaders, require_insecure
 from argosy.ring.meeting import Company, Mailbox, assemble, share
-from argosy.ring.schedule import SLOTS
 from argosy.ring.sums import Operation, combine
 
 # What travels between hosts at once.
@@ -68,7 +67,7 @@ class RingGroup:
             self.leaders.on_trouble = on_trouble
         self.rank = member.rank
         self.size = len(member.names)
-        room = SLOTS * slot_bytes(len(self.company.mine))
+        room = ring_bytes(len(self.company.mine))
         host = share(mailbox, self.company, room, member.names, member.timeout)
         self.board = host.board
         self._ring = HostRing(host)

@@ -31,7 +31,7 @@ def combine(
 ) -> None:
     """`out` becomes the inputs combined, first to last; for "mean", the sum divided by `divisor`.
 
-    `out` may be one of the inputs' memory only if it is the first of them.
+    `out` may be the memory of one of the inputs only if that is the first or the second.
     """
     count = out.numel()
     wide = None
