@@ -17,7 +17,7 @@ from argosy.events import say
 from argosy.ring.collectives import HostRing, ring_bytes
 from argosy.ring.hosts import Leaders, require_insecure
 from argosy.ring.meeting import Company, Mailbox, assemble, share
-from argosy.ring.sums import Operation, combine
+from argosy.ring.sums import NARROW, Operation, combine
 
 # What travels between hosts at once.
 PIECE_BYTES = 8 * 2**20
@@ -83,6 +83,12 @@ class RingGroup:
         if self._alone:
             self._ring.all_reduce(flat, operation, self.size, keep)
             return
+        if flat.dtype in NARROW:  # rounded once, and not on each host
+            wide = flat.float()
+            self.all_reduce(wide, operation)
+            if keep:
+                flat.copy_(wide)
+            return
         # Piece by piece, so that the hosts' sums travel while the next ones are made and the last ones taken.
         result = flat if keep else flat.clone()
         local: Operation = "sum" if operation == "mean" else operation
@@ -142,3 +148,5 @@ class RingGroup:
     def close(self) -> None:
         """Leave."""
         self._ring.close()
+        if self.leaders is not None:
+            self.leaders.close()

@@ -32,7 +32,6 @@ _REDUCE: dict[Operation, Any] = {
 # A worker that fails tells why, but its connections may end before that, in seconds.
 _TIME_TO_TELL = 1.0
 _LOOK_AGAIN = 0.05
-_NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
 def require_insecure(company: Company, insecure: bool) -> None:
@@ -69,9 +68,12 @@ class Leaders:
             device = dist.ProcessGroupGloo.create_device(hostname=address_towards(towards))
         options._devices = [device]
         options._threads = 2
-        self._gloo: Any = dist.ProcessGroupGloo(
-            PrefixStore("leaders", store), self._host, len(company.hosts), options
-        )
+        groups: list[Any] = [
+            dist.ProcessGroupGloo(PrefixStore(name, store), self._host, len(company.hosts), options)
+            for name in ("leaders", "notes")
+        ]
+        self._gloo: Any = groups[0]
+        self._notes: Any = groups[1]
 
     def all_reduce(self, tensor: torch.Tensor, operation: Operation) -> None:
         """Combine in place with the other hosts'."""
@@ -79,17 +81,17 @@ class Leaders:
 
     def begin_all_reduce(self, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
         """The same, in a thread of Gloo's; the result is there once the answer has been called."""
-        wide = tensor.float() if tensor.dtype in _NARROW else tensor
+        return self._begin(self._gloo, tensor, operation)
+
+    def begin_noting(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """A sum beside the others, in an order of its own: it does not wait behind large ones."""
+        return self._begin(self._notes, tensor, "sum")
+
+    def _begin(self, group: Any, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[operation]
-        work = self._gloo.allreduce([wide], options)
-
-        def wait() -> None:
-            self._run(work.wait)
-            if wide is not tensor:
-                tensor.copy_(wide)
-
-        return wait
+        work = group.allreduce([tensor], options)
+        return lambda: self._run(work.wait)
 
     def all_reduce_narrow(self, tensor: torch.Tensor, wire: torch.dtype) -> None:
         """Sum in place; on the way `wire`, every sum in the tensor's own precision.
@@ -116,6 +118,10 @@ class Leaders:
     def barrier(self) -> None:
         """Wait for all hosts."""
         self._run(lambda: self._gloo.barrier().wait())
+
+    def close(self) -> None:
+        """End Gloo's threads, while there is still somebody to wait for them."""
+        self._gloo = self._notes = None
 
     def _run(self, action: Callable[[], object]) -> None:
         try:

@@ -59,7 +59,7 @@ class RingMember:
         store = PrefixStore(f"rounds/{len(self._opened)}", self._store)
         company, member = self.group.company, self._member
         mailbox = Mailbox(store, member.names, member.timeout)
-        nbytes = room(buckets, len(company.mine))
+        nbytes = room(buckets, company)
         host = share(mailbox, company, nbytes, member.names, member.timeout, may_leave=True)
         rounds = Rounds(host, buckets, company, self.group.leaders, wire)
         self._opened.append(rounds)
