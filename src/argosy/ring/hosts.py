@@ -62,11 +62,11 @@ class Leaders:
         self._host = company.hosts.index(company.mine)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout)
-        if os.environ.get("GLOO_SOCKET_IFNAME"):
-            device = dist.ProcessGroupGloo.create_default_device()
-        else:
-            device = dist.ProcessGroupGloo.create_device(hostname=address_towards(towards))
-        options._devices = [device]
+        chosen = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+        make = dist.ProcessGroupGloo.create_device
+        options._devices = [make(interface=name) for name in chosen]
+        if not chosen:
+            options._devices = [make(hostname=address_towards(towards))]
         options._threads = 2
         groups: list[Any] = [
             dist.ProcessGroupGloo(PrefixStore(name, store), self._host, len(company.hosts), options)
