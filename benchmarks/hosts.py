@@ -77,8 +77,8 @@ def _round(settings: Settings, names: list[str], nbytes: int) -> dict[str, list[
     repeats = max(3, settings.repeats // max(1, settings.rounds))
     words = ("--floats", str(nbytes // 4), "--repeats", str(repeats), "--out", str(out))
     addresses = [f"10.77.0.{host}:15001" for host in (1, 2)]
-    words += ("--insecure", "--job_name=worker", f"--worker_hosts={','.join(addresses)}")
-    script = (sys.executable, str(SCRIPT), *words)
+    task = ("--insecure", "--job_name=worker", f"--worker_hosts={','.join(addresses)}")
+    script = (sys.executable, str(SCRIPT), *words, *task)
     launches = [
         Launch(f"worker-{index}", ("ip", "netns", "exec", name, *script, f"--task_index={index}"))
         for index, name in enumerate(names)

@@ -198,6 +198,32 @@ class HostRing:
 
         self._walk(len(pieces), enter, reduce, None)
 
+    def exchange(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], most: int) -> None:
+        """`outputs[r]` becomes what rank r has given as input for this one; `most`: the largest of all."""
+        places = self._places(outputs[0].dtype)
+        room = CHUNK_BYTES // outputs[0].element_size() // self.size // _LINE * _LINE
+        pieces = chunks(most, max(1, room))
+
+        def enter(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            mine = places[slot][self.rank]
+            for rank, given in enumerate(inputs):
+                part = given[begin:end]
+                if rank != self.rank and part.numel():
+                    mine[rank * room : rank * room + part.numel()].copy_(part)
+
+        def reduce(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            left = self.rank * room
+            for rank, output in enumerate(outputs):
+                part = output[begin:end]
+                if rank == self.rank:
+                    part.copy_(inputs[rank][begin:end])
+                elif part.numel():
+                    part.copy_(places[slot][rank][left : left + part.numel()])
+
+        self._walk(len(pieces), enter, reduce, None)
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self._board.wait(ENTERED, self._board.post(ENTERED))

@@ -60,7 +60,11 @@ class RingGroup:
     """The collectives of a group."""
 
     def __init__(
-        self, store: Store, member: Membership, on_trouble: Callable[[], JobFailed | None] | None = None
+        self,
+        store: Store,
+        member: Membership,
+        on_trouble: Callable[[], JobFailed | None] | None = None,
+        quiet: bool = False,
     ) -> None:
         mailbox, self.company, self.leaders = enter(store, member)
         if self.leaders is not None:
@@ -71,7 +75,7 @@ class RingGroup:
         host = share(mailbox, self.company, room, member.names, member.timeout)
         self.board = host.board
         self._ring = HostRing(host)
-        if self.rank == 0 and self.size > 1:
+        if self.rank == 0 and self.size > 1 and not quiet:
             say(describe(self.company))
 
     @property
@@ -136,6 +140,31 @@ class RingGroup:
         everything = torch.cat(list(inputs))
         self.all_reduce(everything, operation)
         out.copy_(everything[self.rank * out.numel() :][: out.numel()])
+
+    def exchange(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], most: int | None = None
+    ) -> None:
+        """`outputs[r]` becomes what rank r has given as input for this one.
+
+        An empty list gives or takes nothing. `most`: the elements of the largest of all, where every rank
+        knows it.
+        """
+        given = inputs or [outputs[0][:0]] * self.size
+        taken = outputs or [inputs[0][:0]] * self.size
+        if most is None:
+            largest = torch.tensor([max(each.numel() for each in (*given, *taken))])
+            self.all_reduce(largest, "max")
+            most = int(largest)
+        if self._alone:
+            self._ring.exchange(taken, given, most)
+            return
+        for rank in range(self.size):
+            everything = given[0].new_zeros((self.size, most))
+            if rank == self.rank:
+                for row, each in zip(everything, given, strict=True):
+                    row[: each.numel()].copy_(each)
+            self.broadcast(everything.view(-1), rank)
+            taken[rank].copy_(everything[self.rank][: taken[rank].numel()])
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

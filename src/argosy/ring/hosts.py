@@ -90,7 +90,8 @@ class Leaders:
     def _begin(self, group: Any, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[operation]
-        work = group.allreduce([tensor], options)
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        work = group.allreduce([real], options)
         return lambda: self._run(work.wait)
 
     def all_reduce_narrow(self, tensor: torch.Tensor, wire: torch.dtype) -> None:
