@@ -30,6 +30,12 @@ def item_of(tensor: torch.Tensor) -> Item[torch.dtype]:
     return Item(tensor.numel(), tensor.dtype, tensor.element_size())
 
 
+def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """Where all gradients are; the CPU, if they are not all in one place."""
+    devices = {parameter.device for parameter in parameters}
+    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+
 def gradient_of(parameter: nn.Parameter, whole: bool = True) -> torch.Tensor:
     """Where the mean goes: the gradient that is there, or a new one; if not `whole`, one that can be cut."""
     found = parameter.grad

@@ -19,10 +19,11 @@ from torch.utils.hooks import RemovableHandle
 from argosy.errors import ArgosyError, ModelMismatch
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
-from argosy.replica.ring_items import buffer_places, cut, gradient_of, item_of, views
+from argosy.replica.ring_items import buffer_places, cut, device_of, gradient_of, item_of, views
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
 from argosy.ring.buckets import BUCKET_BYTES, Rule, fill
+from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.member import RingMember
 from argosy.ring.rounds import Outcome, Rounds
 
@@ -42,7 +43,7 @@ class RingExchange:
         self._wire = wire
         self._overlaps = overlap
         self._step = 0
-        self._rounds: Rounds | None = None
+        self._rounds: Rounds | DeviceRounds | None = None
         self._handles: list[RemovableHandle] = []
         self._waits = False  # for further backward passes before the gradients are complete
         self._outcome: Outcome | None = None  # of the round that this step's gradients have been through
@@ -98,7 +99,9 @@ class RingExchange:
         most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in state)])  # none of them is cut
         self._close()
         self._rounds = self._member.open_rounds(
-            [*buckets, *fill(state, most, rule, first=len(items))], self._wire
+            [*buckets, *fill(state, most, rule, first=len(items))],
+            self._wire,
+            device_of(self._parameters),
         )
         self._of_gradients = len(buckets)
         self._buckets_of: dict[int, list[int]] = {}
@@ -210,7 +213,7 @@ class RingExchange:
             self._send(rounds, rounds.entered)
         rounds.advance()
 
-    def _send(self, rounds: Rounds, bucket: int) -> None:
+    def _send(self, rounds: Rounds | DeviceRounds, bucket: int) -> None:
         """Copy the gradients of a bucket into their place; an absent one is zero, and said to be absent."""
         views, dense, present = self._given[bucket], [], []
         for piece in rounds.buckets[bucket].pieces:
@@ -359,7 +362,7 @@ class RingExchange:
 
         Over several hosts it stays, giving nothing, until all are done: others may need its host's leader.
         """
-        while self._member.several_hosts and self._rounds is not None:
+        while self._rounds is not None and self._rounds.stays:
             self._begin(done=True)
             self._end(gives=False)
             if self._outcome is None or not self._outcome.active:

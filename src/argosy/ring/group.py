@@ -1,4 +1,4 @@
-"""A group of ranks, wherever they are: shared memory inside a host, Gloo among hosts.
+"""A group of ranks, wherever they are: shared memory inside a host, Gloo or MPI among hosts.
 
 What the torch.distributed backend and the replicas both stand on. Tensors are one-dimensional, contiguous and
 on the CPU; every rank calls the same methods in the same order.
@@ -6,18 +6,21 @@ on the CPU; every rank calls the same methods in the same order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from argosy.errors import JobFailed
 from argosy.events import say
 from argosy.ring.collectives import HostRing, ring_bytes
-from argosy.ring.hosts import Leaders, require_insecure
+from argosy.ring.hosts import Leaders, gloo_groups, mpi_groups, require_insecure
 from argosy.ring.meeting import Company, Mailbox, assemble, share
 from argosy.ring.sums import NARROW, Operation, combine
+from argosy.ring.ways import Among, among_hosts, describe
 
 # What travels between hosts at once.
 PIECE_BYTES = 8 * 2**20
@@ -42,18 +45,18 @@ def enter(store: Store, member: Membership) -> tuple[Mailbox, Company, Leaders |
     mailbox = Mailbox(store, member.names, member.timeout)
     company = assemble(mailbox, member.rank, len(member.names))
     require_insecure(company, member.insecure)
-    leaders = None
-    if len(company.hosts) > 1 and company.leads:
-        leaders = Leaders(store, company, member.names, member.towards, member.timeout)
-    return mailbox, company, leaders
-
-
-def describe(company: Company) -> str:
-    """Which way the bytes go, in a few words."""
-    ranks = sum(map(len, company.hosts))
     if len(company.hosts) == 1:
-        return f"ring of {ranks}: shared memory"
-    return f"ring of {ranks} on {len(company.hosts)} hosts: shared memory inside a host, Gloo among hosts"
+        return mailbox, company, None
+    if chosen(company) == "MPI":  # every rank has a part in making it
+        groups = mpi_groups([ranks[0] for ranks in company.hosts])
+    elif company.leads:
+        groups = gloo_groups(store, company, member.towards, member.timeout)
+    return mailbox, company, Leaders(groups, company, member.names) if company.leads else None
+
+
+def chosen(company: Company) -> Among:
+    """What the hosts speak with each other."""
+    return among_hosts(sum(map(len, company.hosts)), dist.is_mpi_available(), os.environ)
 
 
 class RingGroup:
@@ -76,7 +79,7 @@ class RingGroup:
         self.board = host.board
         self._ring = HostRing(host)
         if self.rank == 0 and self.size > 1 and not quiet:
-            say(describe(self.company))
+            say(describe(self.size, len(self.company.hosts), chosen(self.company)))
 
     @property
     def _alone(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import accumulate, pairwise
 
 import torch
@@ -22,8 +23,14 @@ from argosy.ring.schedule import slices
 from argosy.ring.sums import NARROW, combine
 
 _PAGE = 4096
-# What a rank says about a round, before its first bucket.
-_GIVES, _SKIPS, _IS_DONE = 1, 0, 2
+
+
+class Says(IntEnum):
+    """What a rank says about a round, before its first bucket."""
+
+    SKIPS = 0
+    GIVES = 1
+    IS_DONE = 2
 
 
 @dataclass(frozen=True)
@@ -105,11 +112,16 @@ class Rounds:
         self._stretches = list(pairwise(ends))
         self._closed = False
         self._round = 0
-        self._says = _GIVES
+        self._says = Says.GIVES
         self._base = 0
         self._entered = self._reduced = 0
         self._under_way: list[Callable[[], None]] = []  # buckets that travel between the hosts
         self._agreeing: Callable[[], None] = lambda: None
+
+    @property
+    def stays(self) -> bool:
+        """Whether who is done stays, giving nothing: others may need its host's leader."""
+        return self._several
 
     # --- places -------------------------------------------------------------------------------------------
     def given(self, bucket: int) -> torch.Tensor:
@@ -127,7 +139,7 @@ class Rounds:
     def begin(self, gives: bool = True, done: bool = False) -> None:
         """A new round, of which this rank says whether it gives something."""
         self._round += 1
-        self._says = _IS_DONE if done else _GIVES if gives else _SKIPS
+        self._says = Says.IS_DONE if done else Says.GIVES if gives else Says.SKIPS
         self._base = self._board.posted[ENTERED]
         self._entered = self._reduced = 0
         self._under_way = []
@@ -221,7 +233,7 @@ class Rounds:
         self._board.post(REDUCED)
 
     def _givers(self, present: Sequence[int]) -> list[int]:
-        return [rank for rank in present if self._notes[self._row(rank)] == _GIVES]
+        return [rank for rank in present if self._notes[self._row(rank)] == Says.GIVES]
 
     def _tally(self, last: int) -> Outcome:
         present = self._board.present(last)
@@ -246,7 +258,7 @@ class Rounds:
         self._board.wait(ENTERED, last)
         ranks = range(self._board.size)
         rows = [bytes(self._notes[self._row(rank) :][: self._width]) for rank in self._givers(ranks)]
-        active = sum(self._notes[self._row(rank)] != _IS_DONE for rank in ranks)
+        active = sum(self._notes[self._row(rank)] != Says.IS_DONE for rank in ranks)
         pieces = [any(column) for column in zip(*rows, strict=True)][1:] or [False] * (self._width - 1)
         agreed = self._agreed[self._round % 2]
         agreed.copy_(torch.tensor([len(rows), active, *pieces], dtype=torch.int32))
