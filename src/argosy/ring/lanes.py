@@ -17,6 +17,9 @@ from argosy.ring.flats import Flats
 from argosy.ring.group import Membership, RingGroup
 from argosy.ring.runner import Runner
 
+# How long the last ones that were sent may take to arrive when the group is left, in seconds.
+_PATIENCE = 5.0
+
 
 class Lanes:
     """One rank's lanes."""
@@ -70,6 +73,6 @@ class _Lane:
         return self._runner.run(work, list(tensors), None)
 
     def close(self) -> None:
-        self._runner.close()
-        if self._pair is not None:
+        # What nobody ever receives must not hold up the end.
+        if self._runner.close(_PATIENCE) and self._pair is not None:
             self._pair.close()

@@ -58,9 +58,12 @@ class Runner:
                 future.set_exception(error)
             del item, work, future, result, error
 
-    def close(self) -> None:
-        """Let what was asked for end, and the thread with it."""
+    def close(self, patience: float | None = None) -> bool:
+        """Let what was asked for end, and the thread with it, in so many seconds; whether it did."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(patience)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
