@@ -194,6 +194,24 @@ def allreduce(result: Result) -> list[Table]:
     return [Table("All-reduce on one host", header, rows, [note])]
 
 
+def hosts(result: Result) -> list[Table]:
+    """The ring between hosts."""
+    asked = {"a whole step": "1.15 / 1.05", "all-reduce": "1.15 / 1.05"}
+    rows = []
+    for name, seconds in result["seconds"].items():
+        ratio = spread([each / result["ideal"] for each in seconds])
+        rows.append([name, f"{1000 * median(seconds):.0f}", str(ratio), asked.get(name, "")])
+    notes = [
+        f"Two network namespaces, one worker in each. {_bytes(result['bytes'])} need "
+        f"{1000 * result['ideal']:.0f} ms: 2(N-1)/N of them over the bandwidth. A step's gradient is there "
+        "when it begins, so nothing overlaps; its time includes the update."
+    ]
+    if "skipped" in result:
+        notes = [f"Not measured: {result['skipped']}."]
+    header = ["what moves the bytes", "median, ms", "against the bandwidth", "at most / aim"]
+    return [Table("Two hosts at 1 Gbit", header, rows, notes)]
+
+
 def memory(result: Result) -> list[Table]:
     """The memory of each task."""
     rows = []
@@ -230,6 +248,7 @@ KINDS: dict[str, Callable[[Result], list[Table]]] = {
     "size": size,
     "shape": shape,
     "allreduce": allreduce,
+    "hosts": hosts,
     "memory": memory,
 }
 

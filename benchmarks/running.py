@@ -32,7 +32,7 @@ ENVIRON = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "GLOO_SOCKET_IFNAME": "lo",
     "TP_SOCKET_IFNAME": "lo",
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),  # this tree, whatever is installed
     "PYTHONUNBUFFERED": "1",
 }
 _POLL = 0.1

@@ -16,8 +16,6 @@ import torch.distributed as dist
 import argosy.ring  # noqa: F401  (makes the backend known)
 from benchmarks.contenders.job import end_with_parent, write_whole
 
-WARMUP = 3
-
 
 def main() -> None:
     end_with_parent()
@@ -27,6 +25,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--floats", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -35,12 +34,12 @@ def main() -> None:
     )
     numbers = torch.ones(args.floats)
     taken = []
-    for turn in range(args.repeats + WARMUP):
+    for turn in range(args.repeats + args.warmup):
         numbers.fill_(1.0)
         dist.barrier()
         begin = time.perf_counter()
         dist.all_reduce(numbers)
-        if turn >= WARMUP:
+        if turn >= args.warmup:
             taken.append(time.perf_counter() - begin)
     if float(numbers[-1]) != args.count:
         raise ValueError(f"a sum of {args.count} ones, got {float(numbers[-1])}")

@@ -10,24 +10,23 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
-WARMUP = 3
-
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--floats", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     ranks = MPI.COMM_WORLD
     numbers = np.ones(args.floats, dtype=np.float32)
     taken = []
-    for turn in range(args.repeats + WARMUP):
+    for turn in range(args.repeats + args.warmup):
         numbers.fill(1.0)
         ranks.Barrier()
         begin = time.perf_counter()
         ranks.Allreduce(MPI.IN_PLACE, numbers)
-        if turn >= WARMUP:
+        if turn >= args.warmup:
             taken.append(time.perf_counter() - begin)
     if ranks.rank == 0:
         part = args.out / "mpi.part"

@@ -107,6 +107,7 @@ def test_the_other_kinds_of_results_have_tables() -> None:
             "kind": "allreduce",
             "rows": [{"ranks": 2, "bytes": 4, "seconds": {"argosy": [0.1]}, "required": {}}],
         },
+        {"kind": "hosts", "bytes": 40e6, "ideal": 0.32, "seconds": {"all-reduce": [0.33]}},
         {"kind": "memory", "imported": {"rss": 2e8}, "jobs": [job]},
     ]
     assert {result["kind"] for result in results} | {"training"} == set(report.KINDS)
@@ -149,3 +150,11 @@ def test_the_ring_is_compared_with_each_peer() -> None:
     assert table.rows[1][3] == "8.000"
     assert table.rows[1][4].startswith("5.5")
     assert table.rows[1][5] == "5 / 8"
+
+
+def test_two_hosts_against_the_bandwidth() -> None:
+    result = {"kind": "hosts", "bytes": 40e6, "ideal": 0.32, "seconds": {"a whole step": [0.336, 0.352]}}
+    (table,) = report.tables(result)
+    assert table.rows == [["a whole step", "344", "1.07 (1.05–1.10)", "1.15 / 1.05"]]
+    (table,) = report.tables(result | {"seconds": {}, "skipped": "network namespaces need root"})
+    assert table.notes == ["Not measured: network namespaces need root."]

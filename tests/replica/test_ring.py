@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from ring_trainings import in_ring, train_ring
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch._C._distributed_c10d import Store
 from trainings import Case, Net, adam, assert_identical, assert_same, batch, mean_loss, reference, sgd
 
 from argosy.errors import JobFailed, ModelMismatch
 from argosy.modes import Ring
 from argosy.replica import ringed
 from argosy.replica.replica import Replica
+from argosy.ring import member
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -320,3 +324,58 @@ def test_a_backward_pass_that_was_broken_off() -> None:
 
     first, second = in_ring(2, program)
     assert torch.equal(first, second)
+
+
+def test_complex_parameters() -> None:
+    def program(replica: Replica) -> Tensor:
+        weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+        optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0))
+        with replica.session(nn.ParameterList([weight]), optimizer):
+            weight.grad = torch.full((3,), complex(replica.index, 1 - replica.index))
+            optimizer.step()
+        return weight.detach()
+
+    for weight in in_ring(3, program):
+        assert torch.equal(weight, torch.full((3,), complex(-1, 0)))
+
+
+@pytest.fixture
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the parameters were on devices, with Gloo in the place of NCCL."""
+
+    def gloo(store: Store, rank: int, size: int) -> object:
+        return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=30))
+
+    monkeypatch.setattr(member, "for_tensors", lambda *_: "NCCL")
+    monkeypatch.setattr(member, "device_group", gloo)
+
+
+@pytest.mark.usefixtures("on_a_device")
+@pytest.mark.parametrize(
+    "what",
+    [test_unused_parameters, test_a_worker_may_skip, test_frozen_parameters_and_thawing],
+)
+def test_the_way_of_devices(what: Callable[[], None]) -> None:
+    what()
+
+
+@pytest.mark.usefixtures("on_a_device")
+@pytest.mark.parametrize("buffers", ["chief", "mean"])
+def test_buffers_the_way_of_devices(buffers: str) -> None:
+    test_buffers(buffers)
+
+
+@pytest.mark.usefixtures("on_a_device")
+def test_who_runs_out_of_data_stays_the_way_of_devices() -> None:
+    def program(replica: Replica) -> float:
+        weight = nn.Parameter(torch.zeros(3))
+        optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0))
+        with replica.session(nn.ParameterList([weight]), optimizer) as session:
+            for _ in session.batches(iter(range(2 + 2 * replica.index))):
+                optimizer.zero_grad()
+                (weight * (replica.index + 1)).sum().backward()
+                optimizer.step()
+        return weight[0].item()
+
+    # Means of 1 and 2 for two steps, then 2 alone: all end alike.
+    assert in_ring(2, program) == [-7.0, -7.0]

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.processes
 PROGRAM = Path(__file__).with_name("plain_torch.py")
 
 
-def ranks(size: int, folder: Path, what: str) -> list[tuple[int, str]]:
+def ranks(size: int, folder: Path, what: str, program: Path = PROGRAM) -> list[tuple[int, str]]:
     """Exit code and output of every rank."""
     started = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), str(size), str(folder / "store"), what],
+            [sys.executable, str(program), str(rank), str(size), str(folder / "store"), what],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -36,6 +36,13 @@ def ranks(size: int, folder: Path, what: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_collectives_and_data_parallel(size: int, tmp_path: Path) -> None:
     for code, output in ranks(size, tmp_path, "work"):
+        assert code == 0, output
+        assert "ok" in output
+
+
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 5, 8))])
+def test_every_collective_gives_what_gloo_gives(size: int, tmp_path: Path) -> None:
+    for code, output in ranks(size, tmp_path, "", PROGRAM.with_name("beside_gloo.py")):
         assert code == 0, output
         assert "ok" in output
 

@@ -20,6 +20,7 @@ from argosy.ring.meeting import Company
 from argosy.ring.sums import Operation
 
 GRADIENTS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+WHOLE = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8]
 SIZES = [0, 1, 2, 3, 15, 17, 1000, 4097]
 RANKS = [1, 2, 3, 4, 5, 8]
 
@@ -75,18 +76,31 @@ def test_all_reduce_of_many_chunks(monkeypatch: pytest.MonkeyPatch, ranks: int, 
 
 
 @pytest.mark.slow
-def test_all_reduce_of_a_hundred_megabytes() -> None:
-    count = 25_000_001
+@pytest.mark.parametrize("dtype", [*GRADIENTS, *WHOLE], ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+def test_all_reduce_of_every_size_up_to_a_hundred_megabytes(ranks: int, dtype: torch.dtype) -> None:
+    """Bit for bit torch's own additions in the order of the ranks; halves in float32, rounded once."""
+    sizes = [65_535, 1_048_577, 10**8 // dtype.itemsize + 1]
+    base = torch.arange(sizes[-1], dtype=torch.int32).remainder_(1009).sub_(504)
 
-    def program(group: RingGroup) -> bool:
-        mine = torch.full((count,), float(group.rank + 1))
-        group.all_reduce(mine)
-        return bool((mine == 3.0).all())
+    def values(rank: int, count: int) -> Tensor:
+        if dtype.is_floating_point:
+            return (base[:count] * (0.1 + rank)).to(dtype)
+        return (base[:count] + rank).to(dtype)
 
-    assert in_group(2, program) == [True, True]
+    def program(group: RingGroup) -> list[Tensor]:
+        results = [values(group.rank, count) for count in sizes]
+        for each in results:
+            group.all_reduce(each)
+        return results
+
+    results = in_group(ranks, program)
+    for number, count in enumerate(sizes):
+        expected = in_order([values(rank, count) for rank in range(ranks)])
+        assert all(torch.equal(each[number], expected) for each in results), count
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
 @pytest.mark.parametrize("operation", ["sum", "product", "min", "max", "and", "or", "xor"])
 def test_whole_numbers(operation: Operation, dtype: torch.dtype) -> None:
     functions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from argosy.ring.buckets import Item
+from argosy.ring.buckets import Bucket, Item, Piece
+
+_ANY = torch.preserve_format
 
 
 def buffer_places(model: nn.Module | None) -> list[tuple[nn.Module, str]]:
@@ -26,8 +30,34 @@ def item_of(tensor: torch.Tensor) -> Item[torch.dtype]:
     return Item(tensor.numel(), tensor.dtype, tensor.element_size())
 
 
-def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
-    """Where the mean goes: the gradient that is there, or a new one."""
-    if parameter.grad is None or parameter.grad.layout != torch.strided:
-        parameter.grad = torch.empty_like(parameter)
-    return parameter.grad
+def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """Where all gradients are; the CPU, if they are not all in one place."""
+    devices = {parameter.device for parameter in parameters}
+    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+
+def gradient_of(parameter: nn.Parameter, whole: bool = True) -> torch.Tensor:
+    """Where the mean goes: the gradient that is there, or a new one; if not `whole`, one that can be cut."""
+    found = parameter.grad
+    if found is None or found.layout != torch.strided or not (whole or found.is_contiguous()):
+        fresh = torch.empty_like(parameter, memory_format=_ANY if whole else torch.contiguous_format)
+        if found is not None and not whole:
+            fresh.copy_(found)  # some of it may have been replaced already
+        found = parameter.grad = fresh
+    return found
+
+
+def cut(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """A piece of a tensor, of which only a contiguous one is not copied."""
+    return tensor if piece.whole else tensor.reshape(-1)[piece.begin : piece.end]
+
+
+def views(
+    bucket: Bucket[torch.dtype], flat: torch.Tensor, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The pieces of a bucket that lies in `flat`; whole ones in their tensor's shape."""
+    found = []
+    for piece in bucket.pieces:
+        view = flat[piece.offset : piece.offset + piece.end - piece.begin]
+        found.append(view.view(tensors[piece.item].shape) if piece.whole else view)
+    return found

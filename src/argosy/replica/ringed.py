@@ -8,6 +8,7 @@ workers, so what a user does to it then (clipping, say) is done to the mean, and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -18,10 +19,11 @@ from torch.utils.hooks import RemovableHandle
 from argosy.errors import ArgosyError, ModelMismatch
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
-from argosy.replica.ring_items import buffer_places, gradient_of, item_of
+from argosy.replica.ring_items import buffer_places, cut, device_of, gradient_of, item_of, views
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
 from argosy.ring.buckets import BUCKET_BYTES, Rule, fill
+from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.member import RingMember
 from argosy.ring.rounds import Outcome, Rounds
 
@@ -41,7 +43,7 @@ class RingExchange:
         self._wire = wire
         self._overlaps = overlap
         self._step = 0
-        self._rounds: Rounds | None = None
+        self._rounds: Rounds | DeviceRounds | None = None
         self._handles: list[RemovableHandle] = []
         self._waits = False  # for further backward passes before the gradients are complete
         self._outcome: Outcome | None = None  # of the round that this step's gradients have been through
@@ -94,14 +96,22 @@ class RingExchange:
         buckets = fill(items, BUCKET_BYTES)
         rule: Rule = "first" if self._training.buffer_rule == "chief" else "mean"
         state = [item_of(buffer) for buffer in self._buffers()]
+        most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in state)])  # none of them is cut
         self._close()
         self._rounds = self._member.open_rounds(
-            [*buckets, *fill(state, BUCKET_BYTES, rule, first=len(items))], self._wire
+            [*buckets, *fill(state, most, rule, first=len(items))],
+            self._wire,
+            device_of(self._parameters),
         )
         self._of_gradients = len(buckets)
-        self._bucket_of = {number: place for place, bucket in enumerate(buckets) for number in bucket.items}
-        self._given = self._views(self._rounds.given)
-        self._results = self._views(self._rounds.result)
+        self._buckets_of: dict[int, list[int]] = {}
+        for place, bucket in enumerate(buckets):
+            for piece in bucket.pieces:
+                self._buckets_of.setdefault(piece.item, []).append(place)
+        every, tensors = self._rounds.buckets, [*self._parameters, *self._buffers()]
+        self._given = [views(each, self._rounds.given(n), tensors) for n, each in enumerate(every)]
+        self._results = [views(each, self._rounds.result(n), tensors) for n, each in enumerate(every)]
+        self._begins = list(accumulate((len(each.pieces) for each in every), initial=0))
         self._put_hooks()
 
     def _buffers(self) -> list[torch.Tensor]:
@@ -134,18 +144,6 @@ class RingExchange:
             self._member.group.broadcast(flat.view(torch.uint8), 0)
             tensor.detach().copy_(flat.view(tensor.shape))
 
-    def _views(self, place: Callable[[int], torch.Tensor]) -> list[list[torch.Tensor]]:
-        """For each bucket, a view for each of its tensors, in the tensor's own shape."""
-        assert self._rounds is not None
-        tensors = [*self._parameters, *self._buffers()]
-        return [
-            [
-                place(number)[offset : offset + tensors[item].numel()].view(tensors[item].shape)
-                for item, offset in zip(bucket.items, bucket.offsets, strict=True)
-            ]
-            for number, bucket in enumerate(self._rounds.buckets)
-        ]
-
     # --- during backward ----------------------------------------------------------------------------------
     def _put_hooks(self) -> None:
         self._take_hooks_off()
@@ -155,7 +153,8 @@ class RingExchange:
             return
         for number, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
-                self._hooked[self._bucket_of[number]] += 1
+                for bucket in self._buckets_of[number]:
+                    self._hooked[bucket] += 1
                 hook = self._hook(number)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
@@ -165,22 +164,23 @@ class RingExchange:
         self._handles = []
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
-        bucket = self._bucket_of[number]
+        buckets = self._buckets_of[number]
 
         def arrived(_: torch.Tensor) -> None:
             if self._waits:
                 return
             self._notice_backward()
             if number in self._seen:
-                if self._rounds is not None and bucket < self._rounds.entered:
+                if self._rounds is not None and buckets[0] < self._rounds.entered:
                     raise ArgosyError(
                         "a gradient came twice in one backward pass, after it had been averaged; "
                         "pass overlap=False to distribute()"
                     )
                 return
             self._seen.add(number)
-            self._missing[bucket] -= 1
-            if not self._missing[bucket]:
+            for bucket in buckets:
+                self._missing[bucket] -= 1
+            if not self._missing[buckets[0]]:
                 self._send_full_ones()
 
         return arrived
@@ -213,16 +213,15 @@ class RingExchange:
             self._send(rounds, rounds.entered)
         rounds.advance()
 
-    def _send(self, rounds: Rounds, bucket: int) -> None:
+    def _send(self, rounds: Rounds | DeviceRounds, bucket: int) -> None:
         """Copy the gradients of a bucket into their place; an absent one is zero, and said to be absent."""
-        views = self._given[bucket]
-        gradients = [self._parameters[number].grad for number in rounds.buckets[bucket].items]
-        present = [gradient is not None for gradient in gradients]
-        dense = [
-            gradient.to_dense() if gradient.layout != torch.strided else gradient
-            for gradient in gradients
-            if gradient is not None
-        ]
+        views, dense, present = self._given[bucket], [], []
+        for piece in rounds.buckets[bucket].pieces:
+            gradient = self._parameters[piece.item].grad
+            present.append(gradient is not None)
+            if gradient is not None:
+                strided = gradient if gradient.layout == torch.strided else gradient.to_dense()
+                dense.append(cut(strided, piece))
         if len(dense) == len(views):
             torch._foreach_copy_(views, dense)
             rounds.enter()
@@ -248,33 +247,30 @@ class RingExchange:
             state = self._buffers()
             while rounds.entered < len(rounds.buckets):
                 bucket = rounds.entered
-                numbers = rounds.buckets[bucket].items
-                torch._foreach_copy_(
-                    self._given[bucket], [state[number - len(self._parameters)] for number in numbers]
-                )
+                first = len(self._parameters)
+                given = [state[piece.item - first] for piece in rounds.buckets[bucket].pieces]
+                torch._foreach_copy_(self._given[bucket], given)
                 rounds.enter()
-        outcome = rounds.finish()
+        self._outcome = rounds.finish(self._take)
         self._under_way = False
-        self._outcome = outcome
-        if outcome.givers:
-            self._take(rounds, outcome)
 
-    def _take(self, rounds: Rounds, outcome: Outcome) -> None:
-        begin = 0
-        state = self._buffers()
-        for bucket, views in zip(rounds.buckets, self._results, strict=True):
-            there = None if outcome.items is None else outcome.items[begin : begin + len(views)]
-            begin += len(views)
-            targets = []
-            for place, number in enumerate(bucket.items):
-                if number >= len(self._parameters):
-                    targets.append(state[number - len(self._parameters)])
-                elif there is None or there[place]:
-                    targets.append(gradient_of(self._parameters[number]))
-            if there is not None and bucket.items[0] < len(self._parameters):
-                views = [view for view, exists in zip(views, there, strict=True) if exists]
-            if targets:
-                torch._foreach_copy_(targets, views)
+    def _take(self, number: int, outcome: Outcome) -> None:
+        """The result of a bucket, into the gradients or buffers that it is of."""
+        assert self._rounds is not None
+        targets, sources = [], []
+        of_gradients = number < self._of_gradients
+        state = [] if of_gradients else self._buffers()
+        for place, piece in enumerate(self._rounds.buckets[number].pieces):
+            if of_gradients:
+                if outcome.pieces is not None and not outcome.pieces[self._begins[number] + place]:
+                    continue
+                target = gradient_of(self._parameters[piece.item], piece.whole)
+            else:
+                target = state[piece.item - len(self._parameters)]
+            targets.append(cut(target, piece))
+            sources.append(self._results[number][place])
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     # --- training -----------------------------------------------------------------------------------------
     def accumulate(self, waits: bool) -> None:
@@ -366,7 +362,7 @@ class RingExchange:
 
         Over several hosts it stays, giving nothing, until all are done: others may need its host's leader.
         """
-        while self._member.several_hosts and self._rounds is not None:
+        while self._rounds is not None and self._rounds.stays:
             self._begin(done=True)
             self._end(gives=False)
             if self._outcome is None or not self._outcome.active:

@@ -8,25 +8,23 @@ the order of the calls.
 from __future__ import annotations
 
 import os
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import Store
-from torch.futures import Future
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from argosy.cluster.settings import read_bool, variable
 from argosy.errors import ConfigError
+from argosy.ring.flats import Flat, Flats, flat_of, split_by
 from argosy.ring.group import Membership, RingGroup
+from argosy.ring.lanes import Lanes
+from argosy.ring.runner import Runner
 from argosy.ring.sums import Operation
 
 NAME = "argosy"
-_work_of: Callable[[Any], Any] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
 _OPERATIONS: dict[Any, Operation] = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
@@ -42,10 +40,11 @@ _OPERATIONS: dict[Any, Operation] = {
 class RingProcessGroup(dist.ProcessGroup):
     """What `init_process_group("argosy")` makes."""
 
-    def __init__(self, group: RingGroup) -> None:
+    def __init__(self, group: RingGroup, lanes: Lanes) -> None:
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self._group = group
-        self._runner = _Runner()
+        self._lanes = lanes
+        self._runner = Runner()
 
     # --- what torch asks of a group -----------------------------------------------------------------------
     def getBackendName(self) -> str:  # noqa: N802
@@ -68,6 +67,7 @@ class RingProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Leave: called by `destroy_process_group`."""
         self._runner.close()
+        self._lanes.close()
         self._group.close()
 
     abort = shutdown
@@ -79,7 +79,7 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for tensor in tensors:
-                with _Flat(tensor) as flat:
+                with Flat(tensor) as flat:
                     self._group.all_reduce(flat, operation)
 
         return self._runner.run(work, tensors, opts)
@@ -94,7 +94,7 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for tensor in tensors:
-                with _Flat(tensor) as flat:
+                with Flat(tensor) as flat:
                     self._group.all_reduce(flat, operation, keep=self.rank() == root)
 
         return self._runner.run(work, tensors, opts)
@@ -105,7 +105,7 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for tensor in tensors:
-                with _Flat(tensor) as flat:
+                with Flat(tensor) as flat:
                     self._group.broadcast(flat, root)
 
         return self._runner.run(work, tensors, opts)
@@ -134,26 +134,81 @@ class RingProcessGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         """Every rank's tensor, one after the other in one."""
-
-        def work() -> None:
-            with _Flat(output) as flat:
-                self._group.all_gather(list(flat.chunk(self.size())) if flat.numel() else [], _flat(given))
-
-        return self._runner.run(work, [output], opts)
+        return self._runner.run(lambda: self._gather_single(output, given), [output], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        """Several of them."""
+
+        def work() -> None:
+            for output, given in zip(outputs, inputs, strict=True):
+                self._gather_single(output, given)
+
+        return self._runner.run(work, outputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
     def gather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         """Every rank's tensor, in the root."""
+        root = opts.rootRank
 
         def work() -> None:
             for number, given in enumerate(inputs):
-                mine = outputs[number] if opts.rootRank == self.rank() else None
-                self._gather(mine or [torch.empty_like(given) for _ in range(self.size())], given)
+                into = outputs[number] if root == self.rank() else []
+                most = given.numel()
+                with Flats(into) as flat:
+                    self._group.exchange(flat, self._only(root, flat_of(given)), most)
 
         return self._runner.run(work, outputs, opts)
+
+    def scatter(  # type: ignore[override]
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Any:
+        """The root's tensor for this rank."""
+        root = opts.rootRank
+
+        def work() -> None:
+            for number, output in enumerate(outputs):
+                given = [flat_of(each) for each in inputs[number]] if root == self.rank() else []
+                with Flat(output) as flat:
+                    self._group.exchange(self._only(root, flat), given, flat.numel())
+
+        return self._runner.run(work, outputs, opts)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        """What each rank has for this one; sizes may differ."""
+
+        def work() -> None:
+            given = [flat_of(each) for each in inputs]
+            with Flats(outputs) as flat:
+                self._group.exchange(flat, given)
+
+        return self._runner.run(work, outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any = None,
+    ) -> Any:
+        """The same, of tensors that are cut along their first dimension: as said, or evenly."""
+        whole = flat_of(given)
+
+        def work() -> None:
+            with Flat(output) as flat:
+                into = split_by(flat, output, output_sizes, self.size())
+                self._group.exchange(into, split_by(whole, given, input_sizes, self.size()))
+
+        return self._runner.run(work, [output], opts)
+
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def reduce_scatter(  # type: ignore[override]
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
@@ -163,52 +218,65 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for output, given in zip(outputs, inputs, strict=True):
-                with _Flat(output) as flat:
-                    self._group.reduce_scatter(flat, [_flat(each) for each in given], operation)
+                with Flat(output) as flat:
+                    self._group.reduce_scatter(flat, [flat_of(each) for each in given], operation)
 
         return self._runner.run(work, outputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         """The same, of one tensor that is cut into as many pieces as there are ranks."""
-        pieces = list(_flat(given).split(output.numel())) if output.numel() else []
-        return self.reduce_scatter([output], [pieces], opts)
+        return self.reduce_scatter([output], [self._cut(output, given)], opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        """Several of them."""
+        pieces = [self._cut(output, given) for output, given in zip(outputs, inputs, strict=True)]
+        return self.reduce_scatter(outputs, pieces, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait until every rank is here."""
         return self._runner.run(self._group.barrier, [], opts)
 
+    # --- from one rank to another -------------------------------------------------------------------------
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Any:
+        """To one rank, which calls `recv` with the same tag; those of a tag arrive in order."""
+        return self._lanes.send(tensors, to, tag)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:
+        """From one rank."""
+        return self._lanes.receive(tensors, source, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
+        """Refused."""
+        raise ConfigError("src", "the rank to receive from", None, "the argosy backend must know it")
+
+    def _start_coalescing(self, device: object) -> None:
+        """Calls are not gathered: each is run as it comes."""
+
+    def _end_coalescing(self, device: object) -> None:  # type: ignore[override]
+        """See `_start_coalescing`: nothing is left to be run."""
+
+    # --- helpers ------------------------------------------------------------------------------------------
+    def _only(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """A list by rank, of which only one is not empty."""
+        return [tensor if each == rank else tensor[:0] for each in range(self.size())]
+
+    def _cut(self, output: torch.Tensor, given: torch.Tensor) -> list[torch.Tensor]:
+        whole = flat_of(given)
+        return list(whole.split(flat_of(output).numel())) if whole.numel() else []
+
+    def _gather_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
+        with Flat(output) as flat:
+            self._group.all_gather(list(flat.chunk(self.size())) if flat.numel() else [], flat_of(given))
+
     def _gather(self, outputs: Sequence[torch.Tensor], given: torch.Tensor) -> None:
-        room = [torch.empty(given.numel(), dtype=given.dtype) for _ in outputs]
-        whole = all(output.is_contiguous() for output in outputs)
-        flat = [output.detach().view(-1) for output in outputs] if whole else room
-        self._group.all_gather(flat, _flat(given))
-        if not whole:
-            for output, filled in zip(outputs, room, strict=True):
-                output.detach().copy_(filled.view(output.shape))
-
-
-class _Flat:
-    """A tensor as a flat one; what becomes of that goes back into a tensor that is not contiguous."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type != "cpu" or tensor.is_sparse:
-            raise ConfigError("tensor", "a dense one on the CPU", f"{tensor.layout} on {tensor.device}")
-        self._tensor = tensor.detach()
-        self._flat = _flat(self._tensor)
-
-    def __enter__(self) -> torch.Tensor:
-        return self._flat
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None and not self._tensor.is_contiguous():
-            self._tensor.copy_(self._flat.view(self._tensor.shape))
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().contiguous().view(-1)
-    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+        with Flats(outputs) as flat:
+            self._group.all_gather(flat, flat_of(given))
 
 
 def _operation(opts: Any) -> Operation:
@@ -218,58 +286,6 @@ def _operation(opts: Any) -> Operation:
     if found is None:
         raise ConfigError("op", "SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR", opts.reduceOp)
     return found
-
-
-class _Runner:
-    """Runs collectives in order: here, or in a thread that is started when it is first needed."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[[], None], Any, Any] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._pending = 0
-        done: Any = Future()
-        done.set_result([])
-        self._done = _work_of(done)  # of everything that was done when the call came back
-        self._lock = threading.Lock()
-
-    def run(self, work: Callable[[], None], result: Any, opts: Any) -> Any:
-        """A torch Work for it."""
-        if self._pending or getattr(opts, "asyncOp", True):
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="argosy-ring", daemon=True)
-                self._thread.start()
-            future: Any = Future()
-            with self._lock:
-                self._pending += 1
-            self._queue.put((work, future, result))
-            return _work_of(future)
-        with torch.no_grad():
-            work()
-        return self._done
-
-    def _loop(self) -> None:
-        torch.set_grad_enabled(False)
-        while (item := self._queue.get()) is not None:
-            work, future, result = item
-            error = None
-            try:
-                work()
-            except Exception as raised:  # goes to whoever waits for the work
-                error = raised
-            with self._lock:
-                self._pending -= 1
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-            del item, work, future, result, error
-
-    def close(self) -> None:
-        """Let what was asked for end, and the thread with it."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
 
 
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> RingProcessGroup:
@@ -282,7 +298,7 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> RingProces
         insecure=bool(told) and read_bool("insecure", told),
         towards=os.environ.get("MASTER_ADDR", "localhost"),
     )
-    return RingProcessGroup(RingGroup(store, member))
+    return RingProcessGroup(RingGroup(store, member), Lanes(PrefixStore("lanes", store), member))
 
 
 def register() -> None:

@@ -1,13 +1,14 @@
 """Which gradients travel together: buckets in the reverse order of the parameters, on paper.
 
 Backward makes the gradients of the last layers first; a bucket is full, and leaves, while backward goes on
-with the layers before. Everything in a bucket has one dtype, and begins at a whole cache line.
+with the layers before. Everything in a bucket has one dtype, and begins at a whole cache line. A tensor that
+is larger than a bucket goes in several, so that its first part travels while the next one is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 D = TypeVar("D")
@@ -27,49 +28,57 @@ class Item(Generic[D]):
 
 
 @dataclass(frozen=True)
+class Piece:
+    """The elements `begin` to `end` of the item of that number, and where in its bucket they begin."""
+
+    item: int
+    begin: int
+    end: int
+    whole: bool
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class Bucket(Generic[D]):
-    """Items by their number, and where each begins, in elements; `begin` is where it lies in memory."""
+    """Pieces that travel together; `count` elements with what lies between them."""
 
     dtype: D
     rule: Rule
-    items: tuple[int, ...]
-    offsets: tuple[int, ...]
+    pieces: tuple[Piece, ...]
     count: int
     nbytes: int
 
 
 def fill(items: Sequence[Item[D]], most: int, rule: Rule = "mean", first: int = 0) -> list[Bucket[D]]:
-    """Buckets of at most `most` bytes, or of one item; `first` is the number of the first item."""
-    open_: dict[D, list[int]] = {}
+    """Buckets of at most `most` bytes; `first` is the number of the first item."""
+    open_: dict[D, list[Piece]] = {}
     sizes: dict[D, int] = {}
-    full: list[list[int]] = []
+    full: list[tuple[D, list[Piece]]] = []
+    itemsize: dict[D, int] = {}
     for number in reversed(range(len(items))):
         item = items[number]
-        size = _padded(item)
-        if sizes.get(item.dtype, 0) + size > most and open_.get(item.dtype):
-            full.append(open_.pop(item.dtype))
-            sizes[item.dtype] = 0
-        open_.setdefault(item.dtype, []).append(number)
-        sizes[item.dtype] = sizes.get(item.dtype, 0) + size
-    return [_bucket(items, members, rule, first) for members in (*full, *open_.values())]
+        itemsize[item.dtype] = item.itemsize
+        step = max(1, most // item.itemsize)
+        for begin in range(0, item.count, step) or (0,):
+            end = min(begin + step, item.count)
+            size = _padded(end - begin, item.itemsize)
+            if sizes.get(item.dtype, 0) + size > most and open_.get(item.dtype):
+                full.append((item.dtype, open_.pop(item.dtype)))
+                sizes[item.dtype] = 0
+            piece = Piece(first + number, begin, end, end - begin == item.count)
+            open_.setdefault(item.dtype, []).append(piece)
+            sizes[item.dtype] = sizes.get(item.dtype, 0) + size
+    return [_bucket(dtype, itemsize[dtype], members, rule) for dtype, members in (*full, *open_.items())]
 
 
-def _padded(item: Item[D]) -> int:
-    return -(-item.count * item.itemsize // _LINE) * _LINE
+def _padded(count: int, itemsize: int) -> int:
+    return -(-count * itemsize // _LINE) * _LINE
 
 
-def _bucket(items: Sequence[Item[D]], members: Sequence[int], rule: Rule, first: int) -> Bucket[D]:
-    offsets = []
+def _bucket(dtype: D, itemsize: int, members: Sequence[Piece], rule: Rule) -> Bucket[D]:
+    pieces = []
     place = 0
-    for number in members:
-        offsets.append(place // items[number].itemsize)
-        place += _padded(items[number])
-    itemsize = items[members[0]].itemsize
-    return Bucket(
-        items[members[0]].dtype,
-        rule,
-        tuple(first + number for number in members),
-        tuple(offsets),
-        place // itemsize,
-        place,
-    )
+    for piece in members:
+        pieces.append(replace(piece, offset=place // itemsize))
+        place += _padded(piece.end - piece.begin, itemsize)
+    return Bucket(dtype, rule, tuple(pieces), place // itemsize, place)

@@ -1,8 +1,9 @@
 """The collectives of the ranks of one host, through memory that all of them share.
 
 All-reduce: every rank copies its chunk into a place of its own (not the slice that it sums itself), sums its
-slice of all ranks' chunks into the one result (scatter-reduce), and copies the result out (all-gather). Each
-moves 2(N-1)/N of the bytes, as in a ring over a network, but each byte only once and without a hop.
+slice of all ranks' chunks (scatter-reduce), and copies all sums out (all-gather). Each moves 2(N-1)/N of the
+bytes, as in a ring over a network, but each byte only once and without a hop. A sum is made in the place of
+the first other rank, on top of what that one has given: what is not touched leaves the caches to others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from argosy.ring.board import ENTERED, REDUCED
 from argosy.ring.meeting import Host
-from argosy.ring.schedule import SLOTS, chunks, others, slices, stages
+from argosy.ring.schedule import chunks, home_of, homes, others, slices, slots, stages
 from argosy.ring.sums import Operation, combine
 
 # Chunks of this size: all ranks' together fit into the caches that they share.
@@ -24,8 +25,13 @@ _LINE = 64
 
 
 def slot_bytes(ranks: int) -> int:
-    """Shared memory of one slot: a chunk of every rank, and the result."""
-    return (ranks + 1) * _WHOLE_BYTES
+    """Shared memory of one slot: a chunk of every rank."""
+    return ranks * _WHOLE_BYTES
+
+
+def ring_bytes(ranks: int) -> int:
+    """Shared memory of a ring of so many ranks."""
+    return slots(ranks) * slot_bytes(ranks)
 
 
 class HostRing:
@@ -38,6 +44,8 @@ class HostRing:
         self.size = host.board.size
         self._bytes = host.memory.everything()
         self._areas: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+        self._slots = slots(self.size)
+        self._next = 0  # the slot of the next chunk
 
     def close(self) -> None:
         """Say farewell."""
@@ -46,7 +54,7 @@ class HostRing:
 
     # --- places in shared memory --------------------------------------------------------------------------
     def _places(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
-        """For each slot: the chunk of each rank, and last the result."""
+        """For each slot: the chunk of each rank."""
         if dtype not in self._areas:
             begins, count = self._host.begins, _WHOLE_BYTES
             typed = [
@@ -58,7 +66,7 @@ class HostRing:
                         count,
                     )
                 ]
-                for slot in range(SLOTS)
+                for slot in range(self._slots)
             ]
             self._areas[dtype] = typed
         return self._areas[dtype]
@@ -75,7 +83,7 @@ class HostRing:
         base = board.posted[ENTERED]
         for stage in stages(count):
             number = base + stage.chunk + 1
-            slot = number % SLOTS
+            slot = (self._next + stage.chunk) % self._slots
             if stage.phase == "enter":
                 if enter is not None:
                     enter(stage.chunk, slot)
@@ -89,6 +97,8 @@ class HostRing:
                 board.wait(REDUCED, number)
                 if leave is not None:
                     leave(stage.chunk, slot)
+        if self.size > 2:  # else the same slot is free again, and in the caches
+            self._next = (self._next + count) % self._slots
 
     # --- collectives --------------------------------------------------------------------------------------
     def all_reduce(self, flat: torch.Tensor, operation: Operation, divisor: int, keep: bool = True) -> None:
@@ -114,13 +124,19 @@ class HostRing:
                 return
             begin = pieces[chunk][0]
             parts = [place[left:right] for place in places[slot]]
+            target = parts[home_of(self.rank, self.size)]
             parts[self.rank] = flat[begin + left : begin + right]
-            combine(parts[-1], parts[:-1], operation, divisor)
+            combine(target, parts, operation, divisor)
+            if keep:
+                parts[self.rank].copy_(target)
 
         def leave(chunk: int, slot: int) -> None:
+            if not keep:
+                return
             begin, end = pieces[chunk]
-            if keep:
-                flat[begin:end].copy_(places[slot][self.size][: end - begin])
+            for home, whole in homes(end - begin, self.size, itemsize):
+                for left, right in others(whole, own(chunk)):
+                    flat[begin + left : begin + right].copy_(places[slot][home][left:right])
 
         self._walk(len(pieces), enter, reduce, leave)
 
@@ -129,17 +145,17 @@ class HostRing:
         places = self._places(flat.dtype)
         pieces = chunks(flat.numel(), CHUNK_BYTES // flat.element_size())
 
-        def reduce(chunk: int, slot: int) -> None:
+        def enter(chunk: int, slot: int) -> None:
             if self.rank == root:
                 begin, end = pieces[chunk]
-                places[slot][self.size][: end - begin].copy_(flat[begin:end])
+                places[slot][root][: end - begin].copy_(flat[begin:end])
 
-        def leave(chunk: int, slot: int) -> None:
+        def reduce(chunk: int, slot: int) -> None:
             if self.rank != root:
                 begin, end = pieces[chunk]
-                flat[begin:end].copy_(places[slot][self.size][: end - begin])
+                flat[begin:end].copy_(places[slot][root][: end - begin])
 
-        self._walk(len(pieces), None, reduce, leave)
+        self._walk(len(pieces), enter, reduce, None)
 
     def all_gather(self, outputs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
         """`outputs[r]` becomes the rank r's `flat`; all of one size."""
@@ -182,6 +198,34 @@ class HostRing:
 
         self._walk(len(pieces), enter, reduce, None)
 
+    def exchange(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], most: int) -> None:
+        """`outputs[r]` becomes what rank r has given as input for this one; `most`: the largest of all."""
+        places = self._places(outputs[0].dtype)
+        room = CHUNK_BYTES // outputs[0].element_size() // self.size // _LINE * _LINE
+        pieces = chunks(most, max(1, room))
+
+        def enter(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            mine = places[slot][self.rank]
+            for rank, given in enumerate(inputs):
+                part = given[begin:end]
+                if rank != self.rank and part.numel():
+                    mine[rank * room : rank * room + part.numel()].copy_(part)
+
+        def reduce(chunk: int, slot: int) -> None:
+            begin, end = pieces[chunk]
+            left = self.rank * room
+            for rank, output in enumerate(outputs):
+                part = output[begin:end]
+                if rank == self.rank:
+                    part.copy_(inputs[rank][begin:end])
+                elif part.numel():
+                    part.copy_(places[slot][rank][left : left + part.numel()])
+
+        self._walk(len(pieces), enter, reduce, None)
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        self._walk(1, None, None, None)
+        self._board.wait(ENTERED, self._board.post(ENTERED))
+        self._board.post(REDUCED)
+        self._next = 0  # all have done with whatever came before

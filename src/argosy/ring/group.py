@@ -1,4 +1,4 @@
-"""A group of ranks, wherever they are: shared memory inside a host, Gloo among hosts.
+"""A group of ranks, wherever they are: shared memory inside a host, Gloo or MPI among hosts.
 
 What the torch.distributed backend and the replicas both stand on. Tensors are one-dimensional, contiguous and
 on the CPU; every rank calls the same methods in the same order.
@@ -6,19 +6,21 @@ on the CPU; every rank calls the same methods in the same order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from argosy.errors import JobFailed
 from argosy.events import say
-from argosy.ring.collectives import HostRing, slot_bytes
-from argosy.ring.hosts import Leaders, require_insecure
+from argosy.ring.collectives import HostRing, ring_bytes
+from argosy.ring.hosts import Leaders, gloo_groups, mpi_groups, require_insecure
 from argosy.ring.meeting import Company, Mailbox, assemble, share
-from argosy.ring.schedule import SLOTS
-from argosy.ring.sums import Operation, combine
+from argosy.ring.sums import NARROW, Operation, combine
+from argosy.ring.ways import Among, among_hosts, describe
 
 # What travels between hosts at once.
 PIECE_BYTES = 8 * 2**20
@@ -43,37 +45,41 @@ def enter(store: Store, member: Membership) -> tuple[Mailbox, Company, Leaders |
     mailbox = Mailbox(store, member.names, member.timeout)
     company = assemble(mailbox, member.rank, len(member.names))
     require_insecure(company, member.insecure)
-    leaders = None
-    if len(company.hosts) > 1 and company.leads:
-        leaders = Leaders(store, company, member.names, member.towards, member.timeout)
-    return mailbox, company, leaders
-
-
-def describe(company: Company) -> str:
-    """Which way the bytes go, in a few words."""
-    ranks = sum(map(len, company.hosts))
     if len(company.hosts) == 1:
-        return f"ring of {ranks}: shared memory"
-    return f"ring of {ranks} on {len(company.hosts)} hosts: shared memory inside a host, Gloo among hosts"
+        return mailbox, company, None
+    if chosen(company) == "MPI":  # every rank has a part in making it
+        groups = mpi_groups([ranks[0] for ranks in company.hosts])
+    elif company.leads:
+        groups = gloo_groups(store, company, member.towards, member.timeout)
+    return mailbox, company, Leaders(groups, company, member.names) if company.leads else None
+
+
+def chosen(company: Company) -> Among:
+    """What the hosts speak with each other."""
+    return among_hosts(sum(map(len, company.hosts)), dist.is_mpi_available(), os.environ)
 
 
 class RingGroup:
     """The collectives of a group."""
 
     def __init__(
-        self, store: Store, member: Membership, on_trouble: Callable[[], JobFailed | None] | None = None
+        self,
+        store: Store,
+        member: Membership,
+        on_trouble: Callable[[], JobFailed | None] | None = None,
+        quiet: bool = False,
     ) -> None:
         mailbox, self.company, self.leaders = enter(store, member)
         if self.leaders is not None:
             self.leaders.on_trouble = on_trouble
         self.rank = member.rank
         self.size = len(member.names)
-        room = SLOTS * slot_bytes(len(self.company.mine))
+        room = ring_bytes(len(self.company.mine))
         host = share(mailbox, self.company, room, member.names, member.timeout)
         self.board = host.board
         self._ring = HostRing(host)
-        if self.rank == 0 and self.size > 1:
-            say(describe(self.company))
+        if self.rank == 0 and self.size > 1 and not quiet:
+            say(describe(self.size, len(self.company.hosts), chosen(self.company)))
 
     @property
     def _alone(self) -> bool:
@@ -83,6 +89,12 @@ class RingGroup:
         """All ranks' tensors combined, in each; where `keep` is not, the tensor stays as it is."""
         if self._alone:
             self._ring.all_reduce(flat, operation, self.size, keep)
+            return
+        if flat.dtype in NARROW:  # rounded once, and not on each host
+            wide = flat.float()
+            self.all_reduce(wide, operation)
+            if keep:
+                flat.copy_(wide)
             return
         # Piece by piece, so that the hosts' sums travel while the next ones are made and the last ones taken.
         result = flat if keep else flat.clone()
@@ -132,6 +144,31 @@ class RingGroup:
         self.all_reduce(everything, operation)
         out.copy_(everything[self.rank * out.numel() :][: out.numel()])
 
+    def exchange(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], most: int | None = None
+    ) -> None:
+        """`outputs[r]` becomes what rank r has given as input for this one.
+
+        An empty list gives or takes nothing. `most`: the elements of the largest of all, where every rank
+        knows it.
+        """
+        given = inputs or [outputs[0][:0]] * self.size
+        taken = outputs or [inputs[0][:0]] * self.size
+        if most is None:
+            largest = torch.tensor([max(each.numel() for each in (*given, *taken))])
+            self.all_reduce(largest, "max")
+            most = int(largest)
+        if self._alone:
+            self._ring.exchange(taken, given, most)
+            return
+        for rank in range(self.size):
+            everything = given[0].new_zeros((self.size, most))
+            if rank == self.rank:
+                for row, each in zip(everything, given, strict=True):
+                    row[: each.numel()].copy_(each)
+            self.broadcast(everything.view(-1), rank)
+            taken[rank].copy_(everything[self.rank][: taken[rank].numel()])
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self._ring.barrier()
@@ -143,3 +180,5 @@ class RingGroup:
     def close(self) -> None:
         """Leave."""
         self._ring.close()
+        if self.leaders is not None:
+            self.leaders.close()

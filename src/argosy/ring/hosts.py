@@ -1,4 +1,4 @@
-"""Among hosts: Gloo, between the leaders of the hosts only. Inside a host nothing of this is used.
+"""Among hosts: Gloo or MPI, between the leaders of the hosts only. Inside a host nothing of this is used.
 
 Gloo has neither key nor encryption, so going beyond one host has to be asked for: `--insecure`.
 """
@@ -32,7 +32,6 @@ _REDUCE: dict[Operation, Any] = {
 # A worker that fails tells why, but its connections may end before that, in seconds.
 _TIME_TO_TELL = 1.0
 _LOOK_AGAIN = 0.05
-_NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
 def require_insecure(company: Company, insecure: bool) -> None:
@@ -54,24 +53,37 @@ def address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-class Leaders:
-    """The leaders of the hosts. Made by each of them, with the same store."""
+def gloo_groups(store: Store, company: Company, towards: str, timeout: float) -> list[Any]:
+    """Two groups of the leaders: for tensors, and for what is noted beside them. Made by each leader."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout)
+    named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    make = dist.ProcessGroupGloo.create_device
+    options._devices = [make(interface=name) for name in named]
+    if not named:
+        options._devices = [make(hostname=address_towards(towards))]
+    options._threads = 2
+    host = company.hosts.index(company.mine)
+    return [
+        dist.ProcessGroupGloo(PrefixStore(name, store), host, len(company.hosts), options)
+        for name in ("leaders", "notes")
+    ]
 
-    def __init__(self, store: Store, company: Company, names: Sequence[str], towards: str, timeout: float):
+
+def mpi_groups(ranks: Sequence[int]) -> list[Any]:
+    """The same by MPI, which numbers the ranks as the ring does. Made by every rank."""
+    mpi: Any = dist.ProcessGroupMPI
+    return [mpi.create(list(ranks)) for _ in range(2)]
+
+
+class Leaders:
+    """The leaders of the hosts."""
+
+    def __init__(self, groups: Sequence[Any], company: Company, names: Sequence[str]) -> None:
         self.on_trouble: Callable[[], JobFailed | None] | None = None
         self._names = [names[ranks[0]] for ranks in company.hosts]
         self._host = company.hosts.index(company.mine)
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=timeout)
-        if os.environ.get("GLOO_SOCKET_IFNAME"):
-            device = dist.ProcessGroupGloo.create_default_device()
-        else:
-            device = dist.ProcessGroupGloo.create_device(hostname=address_towards(towards))
-        options._devices = [device]
-        options._threads = 2
-        self._gloo: Any = dist.ProcessGroupGloo(
-            PrefixStore("leaders", store), self._host, len(company.hosts), options
-        )
+        self._tensors, self._notes = groups
 
     def all_reduce(self, tensor: torch.Tensor, operation: Operation) -> None:
         """Combine in place with the other hosts'."""
@@ -79,17 +91,18 @@ class Leaders:
 
     def begin_all_reduce(self, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
         """The same, in a thread of Gloo's; the result is there once the answer has been called."""
-        wide = tensor.float() if tensor.dtype in _NARROW else tensor
+        return self._begin(self._tensors, tensor, operation)
+
+    def begin_noting(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """A sum beside the others, in an order of its own: it does not wait behind large ones."""
+        return self._begin(self._notes, tensor, "sum")
+
+    def _begin(self, group: Any, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
         options = dist.AllreduceOptions()
         options.reduceOp = _REDUCE[operation]
-        work = self._gloo.allreduce([wide], options)
-
-        def wait() -> None:
-            self._run(work.wait)
-            if wide is not tensor:
-                tensor.copy_(wide)
-
-        return wait
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        work = group.allreduce([real], options)
+        return lambda: self._run(work.wait)
 
     def all_reduce_narrow(self, tensor: torch.Tensor, wire: torch.dtype) -> None:
         """Sum in place; on the way `wire`, every sum in the tensor's own precision.
@@ -101,21 +114,25 @@ class Leaders:
         given = torch.zeros(count * size, dtype=wire)
         given[: tensor.numel()].copy_(tensor)
         taken = torch.empty_like(given)
-        self._run(lambda: self._gloo.alltoall_base(taken, given, [], []).wait())
+        self._run(lambda: self._tensors.alltoall_base(taken, given, [], []).wait())
         total = torch.zeros(size, dtype=torch.promote_types(tensor.dtype, torch.float32))
         for part in taken.split(size):
             total.add_(part)
         parts = [torch.empty(size, dtype=wire) for _ in range(count)]
-        self._run(lambda: self._gloo.allgather([parts], [total.to(wire)]).wait())
+        self._run(lambda: self._tensors.allgather([parts], [total.to(wire)]).wait())
         tensor.copy_(torch.cat(parts)[: tensor.numel()])
 
     def broadcast(self, tensor: torch.Tensor, host: int) -> None:
         """The tensor of one host's leader, to all."""
-        self._run(lambda: self._gloo.broadcast(tensor, host).wait())
+        self._run(lambda: self._tensors.broadcast(tensor, host).wait())
 
     def barrier(self) -> None:
         """Wait for all hosts."""
-        self._run(lambda: self._gloo.barrier().wait())
+        self._run(lambda: self._tensors.barrier().wait())
+
+    def close(self) -> None:
+        """End the groups' threads, while there is still somebody to wait for them."""
+        self._tensors = self._notes = None
 
     def _run(self, action: Callable[[], object]) -> None:
         try:
@@ -124,7 +141,7 @@ class Leaders:
             if (cause := self._first_cause()) is not None:
                 raise cause from None
             others = ", ".join(name for host, name in enumerate(self._names) if host != self._host)
-            raise TaskLost(others, f"Gloo among the hosts failed: {str(error).splitlines()[0]}") from None
+            raise TaskLost(others, f"what connects the hosts failed: {str(error).splitlines()[0]}") from None
 
     def _first_cause(self) -> JobFailed | None:
         """Why a connection may have ended: what a failing worker has told, if it had the time to."""

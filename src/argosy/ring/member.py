@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
+from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from argosy.errors import JobFailed
+from argosy.events import say
 from argosy.ring.buckets import Bucket
+from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.group import Membership, RingGroup
 from argosy.ring.meeting import Mailbox, share
 from argosy.ring.rounds import Rounds, room
+from argosy.ring.ways import for_tensors
 
 _FAILED = "failed"
+_CPU = torch.device("cpu")
+
+
+def device_group(store: Store, rank: int, size: int) -> Any:
+    """The process group that sums on devices."""
+    nccl: Any = dist.ProcessGroupNCCL
+    return nccl(store, rank, size, nccl.Options())
 
 
 class RingMember:
@@ -29,7 +41,7 @@ class RingMember:
         self._store = store
         self._member = member
         self.group = RingGroup(store, member, on_trouble=self.first_cause)
-        self._opened: list[Rounds] = []
+        self._opened: list[Rounds | DeviceRounds] = []
         self._on_leaving: list[Callable[[], None]] = []
         self._over = False
 
@@ -54,14 +66,26 @@ class RingMember:
         self.group.all_gather(taken, mine)
         return [bytes(each.tolist())[: int(size)] for each, size in zip(taken, sizes, strict=True)]
 
-    def open_rounds(self, buckets: Sequence[Bucket[torch.dtype]], wire: torch.dtype | None) -> Rounds:
-        """Rounds of these buckets; every worker opens the same ones."""
+    def open_rounds(
+        self,
+        buckets: Sequence[Bucket[torch.dtype]],
+        wire: torch.dtype | None,
+        device: torch.device = _CPU,
+    ) -> Rounds | DeviceRounds:
+        """Rounds of these buckets, which come from that device; every worker opens the same ones."""
         store = PrefixStore(f"rounds/{len(self._opened)}", self._store)
         company, member = self.group.company, self._member
-        mailbox = Mailbox(store, member.names, member.timeout)
-        nbytes = room(buckets, len(company.mine))
-        host = share(mailbox, company, nbytes, member.names, member.timeout, may_leave=True)
-        rounds = Rounds(host, buckets, company, self.group.leaders, wire)
+        rounds: Rounds | DeviceRounds
+        if for_tensors(device.type, dist.is_nccl_available()) == "NCCL":
+            if self.rank == 0 and not self._opened:
+                say(f"gradients on {device.type}: NCCL")
+            group = device_group(store, self.rank, self.group.size)
+            rounds = DeviceRounds(self.group, group, buckets, device)
+        else:
+            mailbox = Mailbox(store, member.names, member.timeout)
+            nbytes = room(buckets, company)
+            host = share(mailbox, company, nbytes, member.names, member.timeout, may_leave=True)
+            rounds = Rounds(host, buckets, company, self.group.leaders, wire)
         self._opened.append(rounds)
         return rounds
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import accumulate, pairwise
 
 import torch
@@ -19,29 +20,46 @@ from argosy.ring.buckets import Bucket
 from argosy.ring.hosts import Leaders
 from argosy.ring.meeting import Company, Host
 from argosy.ring.schedule import slices
-from argosy.ring.sums import combine
+from argosy.ring.sums import NARROW, combine
 
 _PAGE = 4096
-# What a rank says about a round, before its first bucket.
-_GIVES, _SKIPS, _IS_DONE = 1, 0, 2
+
+
+class Says(IntEnum):
+    """What a rank says about a round, before its first bucket."""
+
+    SKIPS = 0
+    GIVES = 1
+    IS_DONE = 2
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round came to: how many gave something, which items have a result, who is still training."""
+    """What a round came to: how many gave something, which pieces have a result, who is still training."""
 
     givers: int
-    items: list[bool] | None  # None: all of them
+    pieces: list[bool] | None  # None: all of them
     active: int
 
 
-def room(buckets: Sequence[Bucket[torch.dtype]], ranks: int) -> int:
-    """The shared memory that rounds of these buckets need, in bytes."""
-    return _notes_bytes(buckets, ranks) + (ranks + 1) * sum(bucket.nbytes for bucket in buckets)
+def room(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+    """The shared memory that rounds of these buckets need on this host, in bytes."""
+    ranks = len(company.mine)
+    results = sum(_result_bytes(bucket, company) for bucket in buckets)
+    return _notes_bytes(buckets, ranks) + ranks * sum(bucket.nbytes for bucket in buckets) + results
+
+
+def _result_dtype(bucket: Bucket[torch.dtype], company: Company) -> torch.dtype:
+    """Sums that other hosts' will be added to are not rounded to half precision before."""
+    return torch.float32 if len(company.hosts) > 1 and bucket.dtype in NARROW else bucket.dtype
+
+
+def _result_bytes(bucket: Bucket[torch.dtype], company: Company) -> int:
+    return bucket.count * _result_dtype(bucket, company).itemsize
 
 
 def _items(buckets: Sequence[Bucket[torch.dtype]]) -> int:
-    return sum(len(bucket.items) for bucket in buckets)
+    return sum(len(bucket.pieces) for bucket in buckets)
 
 
 def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], ranks: int) -> int:
@@ -79,22 +97,31 @@ class Rounds:
         self._results: list[torch.Tensor] = []
         place = _notes_bytes(buckets, board.size)
         for bucket in buckets:
-            parts = [
-                everything[place + rank * bucket.nbytes :][: bucket.nbytes].view(bucket.dtype)
-                for rank in range(board.size + 1)
-            ]
-            self._inputs.append(parts[:-1])
-            self._results.append(parts[-1])
-            place += (board.size + 1) * bucket.nbytes
-        # Items are noted in the order of the buckets, so that a bucket's are one stretch.
-        ends = list(accumulate((len(bucket.items) for bucket in buckets), initial=1))
+            self._inputs.append(
+                [
+                    everything[place + rank * bucket.nbytes :][: bucket.nbytes].view(bucket.dtype)
+                    for rank in range(board.size)
+                ]
+            )
+            place += board.size * bucket.nbytes
+            nbytes = _result_bytes(bucket, company)
+            self._results.append(everything[place:][:nbytes].view(_result_dtype(bucket, company)))
+            place += nbytes
+        # Pieces are noted in the order of the buckets, so that a bucket's are one stretch.
+        ends = list(accumulate((len(bucket.pieces) for bucket in buckets), initial=1))
         self._stretches = list(pairwise(ends))
         self._closed = False
         self._round = 0
-        self._says = _GIVES
+        self._says = Says.GIVES
         self._base = 0
         self._entered = self._reduced = 0
         self._under_way: list[Callable[[], None]] = []  # buckets that travel between the hosts
+        self._agreeing: Callable[[], None] = lambda: None
+
+    @property
+    def stays(self) -> bool:
+        """Whether who is done stays, giving nothing: others may need its host's leader."""
+        return self._several
 
     # --- places -------------------------------------------------------------------------------------------
     def given(self, bucket: int) -> torch.Tensor:
@@ -112,7 +139,7 @@ class Rounds:
     def begin(self, gives: bool = True, done: bool = False) -> None:
         """A new round, of which this rank says whether it gives something."""
         self._round += 1
-        self._says = _IS_DONE if done else _GIVES if gives else _SKIPS
+        self._says = Says.IS_DONE if done else Says.GIVES if gives else Says.SKIPS
         self._base = self._board.posted[ENTERED]
         self._entered = self._reduced = 0
         self._under_way = []
@@ -123,7 +150,7 @@ class Rounds:
         return self._entered
 
     def enter(self, present: Sequence[bool] | None = None) -> None:
-        """The next bucket is in its place; `present`: which of its items this rank has, None for all."""
+        """The next bucket is in its place; `present`: which of its pieces this rank has, None for all."""
         row = self._row(self._board.rank)
         self._notes[row] = self._says
         begin, end = self._stretches[self._entered]
@@ -146,25 +173,43 @@ class Rounds:
                 return
             self._send_across(self._leaders)
 
-    def finish(self) -> Outcome:
-        """Wait for the others, and make all results; every bucket has been entered."""
+    def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
+        """Wait for the others, and have each bucket taken when its result is there, if there is one.
+
+        Every bucket has been entered.
+        """
         board = self._board
         last = self._base + len(self.buckets)
         while self._reduced < len(self.buckets):
             board.wait(ENTERED, self._base + self._reduced + 1)
             self._reduce()
             self._send_ready_ones()
-        board.wait(REDUCED, last)
-        if not self._several:
-            board.posted[PUBLISHED] += len(self.buckets)
-            return self._tally(last)
+        if self._several:
+            return self._finish_across(take, last)
+        outcome = self._tally(last)
+        board.posted[PUBLISHED] += len(self.buckets)
+        for number in range(len(self.buckets)):
+            board.wait(REDUCED, self._base + number + 1)
+            if outcome.givers:
+                take(number, outcome)
+        return outcome
+
+    def _finish_across(self, take: Callable[[int, Outcome], None], last: int) -> Outcome:
         if self._leaders is not None:
-            self._go_across(self._leaders)
-        board.post(PUBLISHED, len(self.buckets))
-        board.wait(PUBLISHED, last)
-        row = self._agreed[self._round % 2].tolist()
-        items = [bool(number) for number in row[2:]]
-        return Outcome(row[0], None if all(items) else items, row[1])
+            self._agree(self._leaders, last)
+        outcome = None
+        for number in range(len(self.buckets)):
+            if self._leaders is not None:
+                self._fetch(self._leaders, number)
+            self._board.post(PUBLISHED)
+            self._board.wait(PUBLISHED, self._base + number + 1)
+            if outcome is None:
+                givers, active, *pieces = self._agreed[self._round % 2].tolist()
+                outcome = Outcome(givers, None if all(pieces) else [bool(each) for each in pieces], active)
+            if outcome.givers:
+                take(number, outcome)
+        assert outcome is not None
+        return outcome
 
     def _reduce(self) -> None:
         number = self._reduced
@@ -188,7 +233,7 @@ class Rounds:
         self._board.post(REDUCED)
 
     def _givers(self, present: Sequence[int]) -> list[int]:
-        return [rank for rank in present if self._notes[self._row(rank)] == _GIVES]
+        return [rank for rank in present if self._notes[self._row(rank)] == Says.GIVES]
 
     def _tally(self, last: int) -> Outcome:
         present = self._board.present(last)
@@ -208,23 +253,28 @@ class Rounds:
         else:
             self._under_way.append(leaders.begin_all_reduce(result, "sum"))
 
-    def _go_across(self, leaders: Leaders) -> None:
-        """Sum with the other hosts, and write down what all agree on."""
-        while len(self._under_way) < len(self.buckets):
-            self._send_across(leaders)
+    def _agree(self, leaders: Leaders, last: int) -> None:
+        """Begin to find out, with the other hosts, who gives what."""
+        self._board.wait(ENTERED, last)
         ranks = range(self._board.size)
         rows = [bytes(self._notes[self._row(rank) :][: self._width]) for rank in self._givers(ranks)]
-        active = sum(self._notes[self._row(rank)] != _IS_DONE for rank in ranks)
-        items = [any(column) for column in zip(*rows, strict=True)][1:] or [False] * (self._width - 1)
+        active = sum(self._notes[self._row(rank)] != Says.IS_DONE for rank in ranks)
+        pieces = [any(column) for column in zip(*rows, strict=True)][1:] or [False] * (self._width - 1)
         agreed = self._agreed[self._round % 2]
-        agreed.copy_(torch.tensor([len(rows), active, *items], dtype=torch.int32))
-        leaders.all_reduce(agreed, "sum")
-        for wait in self._under_way:
-            wait()
-        givers = int(agreed[0])
-        for bucket, result in zip(self.buckets, self._results, strict=True):
-            if bucket.rule == "mean" and givers:
-                combine(result, [result], "mean", givers)
+        agreed.copy_(torch.tensor([len(rows), active, *pieces], dtype=torch.int32))
+        self._agreeing = leaders.begin_noting(agreed)
+
+    def _fetch(self, leaders: Leaders, number: int) -> None:
+        """Wait for the sum of a bucket over all hosts, and make the mean of it."""
+        while len(self._under_way) <= number:
+            self._board.wait(REDUCED, self._base + len(self._under_way) + 1)
+            self._send_across(leaders)
+        if number == 0:
+            self._agreeing()
+        self._under_way[number]()
+        givers = int(self._agreed[self._round % 2][0])
+        if self.buckets[number].rule == "mean" and givers:
+            combine(self._results[number], [self._results[number]], "mean", givers)
 
     def fail(self, reason: str) -> None:
         """Tell the others on this host that this rank has failed."""
@@ -234,5 +284,6 @@ class Rounds:
         """Leave, and let go of the memory; results stay valid as long as they are held."""
         if not self._closed:
             self._closed = True
+            self._under_way, self._agreeing = [], lambda: None  # they hold on to Gloo
             self._board.leave()
             self._host.close()

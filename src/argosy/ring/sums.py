@@ -14,7 +14,7 @@ import torch
 Operation = Literal["sum", "mean", "product", "min", "max", "and", "or", "xor"]
 # What is summed in one go stays in the second-level cache together with the tensor it comes from.
 _TILE_BYTES = 256 * 1024
-_NARROW = frozenset({torch.bfloat16, torch.float16})
+NARROW = frozenset({torch.bfloat16, torch.float16})
 
 _PAIRWISE = {
     "product": torch.mul,
@@ -31,12 +31,13 @@ def combine(
 ) -> None:
     """`out` becomes the inputs combined, first to last; for "mean", the sum divided by `divisor`.
 
-    `out` may be one of the inputs' memory only if it is the first of them.
+    `out` may be the memory of one of the inputs only if that is the first or the second; of float32, it gets
+    the sums of half precision as they are.
     """
     count = out.numel()
     wide = None
     step = max(1, _TILE_BYTES // out.element_size())
-    if out.dtype in _NARROW:
+    if inputs[0].dtype in NARROW:
         wide = torch.empty(min(step, count), dtype=torch.float32)
     if wide is None and (len(inputs) == 1 or (len(inputs) == 2 and operation != "mean")):
         step = max(1, count)  # one pass only: nothing to keep in the cache for

@@ -1,0 +1,97 @@
+"""Rounds on devices: what `Rounds` does in shared memory, done by a process group of torch's own (NCCL).
+
+The buckets lie on the device and are summed in place. Who gives what is told beside them, through the ring on
+the CPU: that names a worker that has died, before anybody waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from argosy.ring.buckets import Bucket
+from argosy.ring.group import RingGroup
+from argosy.ring.rounds import Outcome, Says
+from argosy.ring.sums import combine
+
+
+class DeviceRounds:
+    """The rounds of these buckets among all ranks; `process_group` sums tensors of `device`."""
+
+    stays = True  # nobody can leave such a group: who is done gives nothing until all are
+
+    def __init__(
+        self,
+        ring: RingGroup,
+        process_group: Any,
+        buckets: Sequence[Bucket[torch.dtype]],
+        device: torch.device,
+    ) -> None:
+        self._ring = ring
+        self._group = process_group
+        self.buckets = tuple(buckets)
+        self._flats = [torch.zeros(bucket.count, dtype=bucket.dtype, device=device) for bucket in buckets]
+        self._says = Says.GIVES
+        self._notes: list[bool] = []
+        self._works: list[Any] = []
+
+    def given(self, bucket: int) -> torch.Tensor:
+        """Where this rank's part of a bucket goes."""
+        return self._flats[bucket]
+
+    result = given
+
+    def begin(self, gives: bool = True, done: bool = False) -> None:
+        """A new round, of which this rank says whether it gives something."""
+        self._says = Says.IS_DONE if done else Says.GIVES if gives else Says.SKIPS
+        self._notes = []
+        self._works = []
+
+    @property
+    def entered(self) -> int:
+        """How many buckets of this round have been entered."""
+        return len(self._works)
+
+    def enter(self, present: Sequence[bool] | None = None) -> None:
+        """The next bucket is in its place; `present`: which of its pieces this rank has, None for all."""
+        bucket = self.buckets[self.entered]
+        flat = self._flats[self.entered]
+        counts = self._says == Says.GIVES if bucket.rule == "mean" else self._ring.rank == 0
+        if not counts:
+            flat.zero_()
+        self._notes += [True] * len(bucket.pieces) if present is None else present
+        self._works.append(self._group.allreduce([flat], dist.AllreduceOptions()))  # a sum
+
+    def advance(self) -> None:
+        """Nothing to do: the device does it."""
+
+    def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
+        """As in `Rounds`."""
+        outcome = self._agree()
+        for number, (bucket, work) in enumerate(zip(self.buckets, self._works, strict=True)):
+            work.wait()
+            if outcome.givers:
+                if bucket.rule == "mean":
+                    combine(self._flats[number], [self._flats[number]], "mean", outcome.givers)
+                take(number, outcome)
+        return outcome
+
+    def _agree(self) -> Outcome:
+        mine = torch.tensor([self._says, *self._notes], dtype=torch.int32)
+        rows = [torch.empty_like(mine) for _ in range(self._ring.size)]
+        self._ring.all_gather(rows, mine)
+        givers = [row[1:] for row in rows if row[0] == Says.GIVES]
+        pieces = torch.stack(givers).any(0).tolist() if givers else [False] * len(self._notes)
+        active = sum(int(row[0]) != Says.IS_DONE for row in rows)
+        return Outcome(len(givers), None if all(pieces) else pieces, active)
+
+    def fail(self, reason: str) -> None:
+        """The ring on the CPU tells the others."""
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self._works = []
+        self._group = None
