@@ -70,7 +70,8 @@ class Sampler:
 def _job(settings: Settings, network: str, mode: str, seconds: float) -> dict[str, Any]:
     out = settings.out()
     words = Training(network, settings.data, out, seconds).words
-    launch = argosy_run(SCRIPTS / "argosy_train.py", words, SERVERS, WORKERS, mode)
+    # Forked, tasks would share most of what they have imported, and each would count it as its own.
+    launch = argosy_run(SCRIPTS / "argosy_train.py", words, SERVERS, WORKERS, mode, "--no-fork-server")
     sampler = Sampler(out / "argosy.log", seconds / SAMPLES)
     expected = [f"worker-{index}.json" for index in range(WORKERS)]
     outcome = run(Run([launch], out, expected, seconds + settings.start_limit, watch=sampler))
