@@ -49,7 +49,7 @@ class Value:
 class Step:
     """One operation on its way. `run` does it; what it raises is its own business."""
 
-    __slots__ = ("done", "heavy", "missing", "run", "sends", "waiters")
+    __slots__ = ("done", "heavy", "missing", "run", "sends", "urgent", "waiters")
 
     def __init__(self, run: Callable[[], None], heavy: bool = False) -> None:
         self.run = run
@@ -57,6 +57,7 @@ class Step:
         self.missing = 0
         self.done = False
         self.sends = False  # it reads until what it adds to has left for another task: finished only then
+        self.urgent = False  # somebody waits for it outside: before others that are ready
         self.waiters: list[Step] = []
 
 
@@ -76,14 +77,22 @@ class Graph:
         # Called when a step became ready through another thread, for the session's thread to look.
         self.on_ready: Callable[[], None] = lambda: None
 
-    def add(self, step: Step, reads: Sequence[Value], writes: Sequence[Value]) -> bool:
-        """Take a step in; True: it waits for nothing, is to be run by the caller now, and is not kept."""
+    def add(
+        self, step: Step, reads: Sequence[Value], writes: Sequence[Value], after: Sequence[Step] = ()
+    ) -> bool:
+        """Take a step in, that also waits for those of `after`; True: it waits for nothing, is to be run by
+        the caller now, and is not kept.
+        """
         with self._lock:
             missing = 0
+            for before in after:
+                if not before.done:
+                    before.waiters.append(step)
+                    missing += 1
             for value in reads:
-                for before in (value.maker, value.group.writer):
-                    if before is not None and not before.done:
-                        before.waiters.append(step)
+                for maker in (value.maker, value.group.writer):
+                    if maker is not None and not maker.done:
+                        maker.waiters.append(step)
                         missing += 1
             for value in writes:
                 for reader in value.group.readers:
@@ -128,7 +137,10 @@ class Graph:
 
     def _push(self, step: Step) -> None:
         if not (step.heavy and self._most_helpers):
-            self._ready.append(step)
+            if step.urgent:
+                self._ready.appendleft(step)
+            else:
+                self._ready.append(step)
             return
         self._heavy.append(step)
         if len(self._heavy) > 1 or self._ready:
@@ -155,6 +167,16 @@ class Graph:
             if self._heavy:
                 self._call_helper()
             return step
+
+    @property
+    def has_helpers(self) -> bool:
+        """Whether long steps may run side by side."""
+        return self._most_helpers > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is ready."""
+        return not self._ready and not self._heavy
 
     def _help(self) -> None:
         prepare_thread()

@@ -6,27 +6,32 @@ helpers of its graph. What goes wrong stays with the values that depend on it, u
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
+from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
 from argosy.remote import records as codes
 from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
 from argosy.remote.mail import Mail
+from argosy.remote.neighbours import Neighbours
 from argosy.remote.packing import pack, unpack
 from argosy.remote.probing import probe
 from argosy.remote.records import Template
+from argosy.remote.replaying import Plan
 from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
+
+# With so many operations waiting, no more are read: what a client sends ahead lies in its messages then.
+_AHEAD = 4096
 
 Batch = tuple[list[Any], Sequence[torch.Tensor]]
 
@@ -42,11 +47,11 @@ class Outside(Protocol):
     def answer(self, client: str, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
         """Send to the client."""
 
-    def copies(self, task: str) -> bool:
-        """Whether tensors for a task are sent later, from a copy."""
+    def address(self, task: str) -> Address:
+        """Where a task is reached."""
 
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
-        """Send to another task."""
+        """Send to a task of another machine."""
 
 
 class Session:
@@ -62,12 +67,12 @@ class Session:
         self.generator = torch.Generator()
         self.counts: Counter[str] = Counter()
         self.randomness = Value(Group())
-        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._inbox: deque[Batch] = deque()
         self.mail = Mail(self)
+        self.neighbours = Neighbours(client, self.mail.parcel)
         self._waits: list[int] = []
         self.fault: Fault | None = None
         self._closed = False
-        self.turn = 0  # of the captured step that is being replayed
         self.plans: dict[int, Plan] = {}
         self.readers = _readers()
         self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
@@ -76,12 +81,13 @@ class Session:
     # --- from the host's loop -----------------------------------------------------------------------------
     def work(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
         """A message of the client."""
-        self._inbox.put((records, frames))
+        self._inbox.append((records, frames))
+        self.nudge()
 
     def close(self) -> None:
         """Stop after the step that is running, and let go of everything."""
         self._closed = True
-        self._inbox.put(None)
+        self.nudge()
 
     @property
     def alive(self) -> bool:
@@ -95,26 +101,14 @@ class Session:
     # --- the session's own thread -------------------------------------------------------------------------
     def nudge(self) -> None:
         """Let the session's thread look for what is ready."""
-        self._inbox.put(None)
+        self.neighbours.rouse()
 
     def _loop(self) -> None:
         prepare_thread()
+        self.neighbours.begin()
         try:
             while not self._closed:
-                if (step := self.graph.take(only_small=not self._inbox.empty())) is not None:
-                    if self.mail.outgoing and not step.sends:
-                        self.mail.send_parcels()
-                    step.run()
-                    if step.sends:
-                        self.mail.leaving.append(step)
-                    else:
-                        self.graph.finish(step)
-                elif self.mail.outgoing:
-                    self.mail.send_parcels()
-                elif self._waits and not self.graph.unfinished:
-                    self._answer_waits()
-                elif (item := self._inbox.get()) is not None:
-                    self.read(*item)
+                self._turn()
         except Exception:
             # Only a client that does not keep to the protocol comes here; it must not take the task with it.
             say(f"{self.host.task}: client {self.client} is cut off: {traceback.format_exc()}")
@@ -123,16 +117,40 @@ class Session:
             self.graph.close()
             self.values.clear()
             self.templates.clear()
+            self.plans.clear()
+            self.neighbours.close()
 
-    def read(
-        self,
-        records: list[Any],
-        frames: Sequence[torch.Tensor],
-        templates: dict[int, Compiled] | None = None,
-    ) -> None:
+    def _turn(self) -> None:
+        """The next thing to do: what is ready, what is to be sent or answered, what has come; or sleep."""
+        if (step := self.graph.take(only_small=bool(self._inbox))) is not None:
+            if self.mail.outgoing and not step.sends:
+                self.mail.send_parcels()
+            step.run()
+            if step.sends:
+                self.mail.leaving.append(step)
+            else:
+                self.graph.finish(step)
+        elif self.mail.outgoing:
+            self.mail.send_parcels()
+        elif self._waits and not self.graph.unfinished:
+            self._answer_waits()
+        elif self._inbox and self.graph.unfinished < _AHEAD:
+            self.read(*self._inbox.popleft())
+        else:
+            self.neighbours.sleep(self._has_news)
+
+    def _has_news(self) -> bool:
+        """Whether there is something to do but what neighbours may bring."""
+        if self._closed or not self.graph.idle:
+            return True
+        return (bool(self._inbox) and self.graph.unfinished < _AHEAD) or (
+            bool(self._waits) and not self.graph.unfinished
+        )
+
+    def read(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
         """Carry records out, in order: run what can be run, take in what has to wait."""
         position, end = 0, len(records)
-        templates, values = templates or self.templates, self.values
+        templates, values = self.templates, self.values
         while position < end:
             number = records[position]
             if number >= 0:
@@ -176,13 +194,19 @@ class Session:
         self.submit(step, reads, writes, outputs)
 
     def submit(
-        self, step: Step, reads: Sequence[Value], writes: Sequence[Value], outputs: Sequence[Value] = ()
+        self,
+        step: Step,
+        reads: Sequence[Value],
+        writes: Sequence[Value],
+        outputs: Sequence[Value] = (),
+        after: Sequence[Step] = (),
     ) -> None:
         """Run a step now or when its time has come."""
         if writes and self.mail.outgoing:
             self.mail.send_parcels()  # of steps that the graph does not know, as they ran at once
-        if self.graph.add(step, reads, writes):
+        if self.graph.add(step, reads, writes, after):
             step.run()
+            step.done = True
             return
         for value in outputs:
             value.maker = step
@@ -250,16 +274,18 @@ class Session:
 
     def send(self, value: int, task: str, there: int, site: int, _: Sequence[torch.Tensor]) -> None:
         """SEND"""
-        self.mail.hand_over(self.values[value], task, there, self.turn, site)
+        self.mail.hand_over(self.values[value], task, there, site)
 
     def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
         """EXPECT"""
-        self.mail.await_parcel(value, task, self.turn)
+        self.values[value] = self.mail.await_parcel(value, task, 0)
 
     def fetch(self, request: int, wanted: list[int], _: Sequence[torch.Tensor]) -> None:
         """FETCH"""
         values = [self.values[each] for each in wanted]
-        self.submit(Step(lambda: self._fetch(request, values)), values, [])
+        step = Step(lambda: self._fetch(request, values))
+        step.urgent = True
+        self.submit(step, values, [])
 
     def _fetch(self, request: int, values: Sequence[Value]) -> None:
         packings, frames = [], []
@@ -281,9 +307,7 @@ class Session:
         self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any
     ) -> None:
         """RECORD"""
-        self.plans[plan] = Plan(
-            records, [each for each in made if each not in set(kept)], dict(self.templates)
-        )
+        self.plans[plan] = Plan(records, feeds, kept, dict(self.templates))
 
     def replay(
         self,
@@ -295,24 +319,14 @@ class Session:
         frames: Sequence[torch.Tensor],
     ) -> None:
         """REPLAY"""
-        plan, values = self.plans[number], self.values
-        for value, packing, first, count in feeds:
-            self.put(value, packing, first, count, frames)
-        for alias, value in binds:
-            values[alias] = values[value]
-        self.turn = turn
-        self.read(plan.records, frames, plan.templates)
-        self.turn = 0
-        for value, name in outputs:
-            values[name] = values[value]
-        for value in plan.passing:
-            values.pop(value, None)
-        for alias, _ in binds:
-            del values[alias]
+        if self.mail.outgoing:
+            self.mail.send_parcels()
+        self.plans[number].replay(self, turn, feeds, binds, outputs, frames)
 
     def unrecord(self, plan: int, _: Sequence[torch.Tensor]) -> None:
         """UNRECORD"""
-        self.plans.pop(plan, None)
+        if (gone := self.plans.pop(plan, None)) is not None:
+            self.counts += gone.count()
 
     def alias(self, value: int, other: int, _: Sequence[torch.Tensor]) -> None:
         """ALIAS"""
@@ -338,6 +352,8 @@ class Session:
             if compiled.runs:
                 self.counts[compiled.name] += compiled.runs
                 compiled.runs = 0
+        for plan in self.plans.values():
+            self.counts += plan.count()
 
     def report(self, request: int, _: Sequence[torch.Tensor]) -> None:
         """REPORT"""
@@ -358,15 +374,6 @@ class Session:
         for request in self._waits:
             self.host.answer(self.client, Reply(request, [], fault))
         self._waits.clear()
-
-
-class Plan:
-    """A captured step: its records, the values that are gone after it, and the operations that it knows."""
-
-    def __init__(self, records: list[Any], passing: list[int], templates: dict[int, Compiled]) -> None:
-        self.records = records
-        self.passing = passing
-        self.templates = templates
 
 
 def _seed(generator: torch.Generator, seed: int) -> None:
