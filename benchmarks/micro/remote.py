@@ -53,7 +53,8 @@ def mnist_step(client: argosy.Client) -> dict[str, float]:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
-        optimizer.step()
+        with argosy.device(PS):  # so its momentum is there too
+            optimizer.step()
         return loss.detach()
 
     captured = argosy.capture(step)

@@ -116,6 +116,7 @@ class Client(Numbers):
                 raise ConfigError(
                     f"address of {task}", f"{task}", f"{found.task}", "is the cluster the same everywhere?"
                 )
+            self.link.shorten(str(task), cluster.address(task))
             post = self.posts[str(task)] = Post(str(task), self.link)
             for kind in self._arrivals[str(task)].devices:
                 self._devices[task, kind] = Device(self, post, kind)

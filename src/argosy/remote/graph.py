@@ -60,6 +60,16 @@ class Step:
         self.urgent = False  # somebody waits for it outside: before others that are ready
         self.waiters: list[Step] = []
 
+    def let_go(self) -> None:
+        """It has run. Values know it still, as their maker or reader; they must not live as long as they
+        do.
+        """
+        self.run = _nothing
+
+
+def _nothing() -> None:
+    pass
+
 
 class Graph:
     """The operations of one client on one task."""
@@ -126,6 +136,7 @@ class Graph:
 
     def finish(self, step: Step) -> None:
         """A step is done; those that waited for nothing else are ready."""
+        step.let_go()
         with self._lock:
             step.done = True
             self.unfinished -= 1

@@ -118,17 +118,17 @@ class Host:
                     self._welcome()
 
     def _welcome(self) -> None:
-        """A task of this machine has connected, for one of our sessions."""
+        """A process of this machine has connected, for one of our sessions."""
         assert self._lane is not None
         if (accepted := self._lane.accept()) is None:
             return
-        client, sock = accepted
+        way, client, sock = accepted
         with self._lock:
             session = self._sessions.get(client)
         if session is None:
             sock.close()
         else:
-            session.neighbours.adopt(sock)
+            session.neighbours.adopt(way, sock)
 
     def _look(self) -> None:
         """Take all that has come. Under the lock."""

@@ -1,4 +1,4 @@
-"""The short way between tasks of one machine: a Unix socket for words, shared memory for tensors.
+"""The short way between processes of one machine: a Unix socket for words, shared memory for tensors.
 
 The name of the socket follows from the task's port, so a peer at a loopback address is found without asking;
 the kernel says whose process is at the other end. Each session has connections of its own, which its own
@@ -34,12 +34,13 @@ from argosy.wire.tensors import bytes_of
 _HEAD = struct.Struct("<IiB")
 _ACK = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
-# The first bytes of a connection: whose session it is for.
+# The first bytes of a connection: which way it goes, and whose session it is for.
 _CLIENT = 32
+TO_TASK, FROM_TASK = b">", b"<"
 # Less than this is not worth a slot.
 _SMALL = 16 * 1024
-# With so much under way, a sender waits for the receiver.
-_MOST = 256 * 2**20
+# With so much under way, a task waits for the receiver, in bytes.
+MOST = 256 * 2**20
 # What is read at once.
 _GULP = 256 * 1024
 
@@ -69,16 +70,16 @@ class LaneListener:
         """Readable when somebody connects."""
         return self._server.fileno()
 
-    def accept(self) -> tuple[str, socket.socket] | None:
-        """A new connection, and the client whose it is; None for a stranger's."""
+    def accept(self) -> tuple[bytes, str, socket.socket] | None:
+        """A new connection: which way it goes, and the client whose it is. None for a stranger's."""
         with contextlib.suppress(OSError):
             sock, _ = self._server.accept()
             if _is_ours(sock):
                 sock.settimeout(1.0)  # they are sent at once, by a task that is one of ours
-                client = sock.recv(_CLIENT, socket.MSG_WAITALL)
+                words = sock.recv(1 + _CLIENT, socket.MSG_WAITALL)
                 sock.setblocking(False)
-                if len(client) == _CLIENT:
-                    return client.decode(errors="replace"), sock
+                if len(words) == 1 + _CLIENT:
+                    return words[:1], words[1:].decode(errors="replace"), sock
             sock.close()
         return None
 
@@ -95,30 +96,40 @@ class _Slot:
     busy: bool = True
 
 
+def connect(address: Address, way: bytes, client: str) -> socket.socket:
+    """A connection for a client's session on a task; an OSError if there is no such task on this machine."""
+    if not address.is_loopback:
+        raise OSError("not on this machine")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(_name(address.port))
+        if not _is_ours(sock):
+            raise PermissionError("another user's")
+        sock.sendall(way + client.encode()[:_CLIENT].ljust(_CLIENT))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 class Lane:
-    """A sender's end. Raises OSError if there is no such task on this machine.
+    """A sender's end.
 
     Any thread may send. `on_full` is called while the receiver takes nothing, with the socket that is waited
-    for: whoever also receives must go on doing so, as the other end may be waiting for just that.
+    for: whoever also receives must go on doing so, as the other end may be waiting for just that. Beyond
+    `most` bytes under way, a sender waits.
     """
 
-    def __init__(self, address: Address, client: str, on_full: Callable[[socket.socket, bool], None]) -> None:
-        if not address.is_loopback:
-            raise OSError("not on this machine")
+    def __init__(
+        self, sock: socket.socket, on_full: Callable[[socket.socket, bool], None], most: float = MOST
+    ) -> None:
         self._slots: list[_Slot] = []
         self._acks = b""
         self._lock = threading.Lock()
         self._on_full = on_full
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._sock.connect(_name(address.port))
-            if not _is_ours(self._sock):
-                raise PermissionError("another user's")
-            self._sock.sendall(client.encode()[:_CLIENT].ljust(_CLIENT))
-            self._sock.setblocking(False)
-        except OSError:
-            self._sock.close()
-            raise
+        self._most = most
+        self._sock = sock
 
     def send(self, header: Header, frames: Sequence[torch.Tensor]) -> None:
         """Send; the frames are no longer needed when this returns. A peer that has gone is passed over."""
@@ -162,7 +173,7 @@ class Lane:
     def _slot(self, size: int) -> tuple[int, _Slot, int | None]:
         """A slot of this size that nobody reads, and the descriptor of its memory if it is new."""
         self._take_acks()
-        while sum(slot.region.size for slot in self._slots if slot.busy) > _MOST:
+        while sum(slot.region.size for slot in self._slots if slot.busy) > self._most:
             self._on_full(self._sock, False)
             self._take_acks()
         for number, slot in enumerate(self._slots):

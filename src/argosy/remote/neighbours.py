@@ -1,4 +1,5 @@
-"""A session's connections to tasks of the same machine, and the sleep of its thread until something comes.
+"""A session's connections on this machine, to its client and other tasks, and the sleep of its thread until
+something comes.
 
 The host's thread hands connections over; the session's own thread reads them when it has nothing else to do.
 """
@@ -11,22 +12,32 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
-from argosy.remote.lanes import Inlet, Lane
-from argosy.wire.remote_headers import Parcel
+from argosy.remote.lanes import FROM_TASK, TO_TASK, Inlet, Lane, connect
+from argosy.wire.remote_headers import Parcel, Work
+
+Frames = Sequence[torch.Tensor]
 
 
 class Neighbours:
     """What one session hears from and says to its neighbours."""
 
-    def __init__(self, client: str, on_parcel: Callable[[Parcel, Sequence[torch.Tensor]], None]) -> None:
+    def __init__(
+        self,
+        client: str,
+        on_parcel: Callable[[Parcel, Frames], None],
+        on_work: Callable[[list[Any], Frames], None],
+    ) -> None:
         self._client = client
         self._on_parcel = on_parcel
+        self._on_work = on_work
+        self.to_client: Lane | None = None
         self._thread: int = 0
         self._lanes: dict[str, Lane | None] = {}
         self._lock = threading.Lock()
@@ -43,13 +54,15 @@ class Neighbours:
         self._thread = threading.get_ident()
 
     # --- from any thread ----------------------------------------------------------------------------------
-    def adopt(self, sock: socket.socket) -> None:
-        """A neighbour has connected."""
+    def adopt(self, way: bytes, sock: socket.socket) -> None:
+        """A neighbour has connected, or the client."""
         with self._lock:
-            if self._closed:
+            if self._closed or (way == FROM_TASK and self.to_client is not None):
                 sock.close()
-                return
-            self._adopted.append(sock)
+            elif way == FROM_TASK:
+                self.to_client = Lane(sock, self._while_full)
+            else:
+                self._adopted.append(sock)
         self.rouse()
 
     def rouse(self) -> None:
@@ -68,7 +81,7 @@ class Neighbours:
         with self._lock:
             if task not in self._lanes and not self._closed:
                 try:
-                    self._lanes[task] = Lane(address(), self._client, self._while_full)
+                    self._lanes[task] = Lane(connect(address(), TO_TASK, self._client), self._while_full)
                 except OSError:
                     self._lanes[task] = None
             return self._lanes.get(task)
@@ -111,6 +124,8 @@ class Neighbours:
             for message in inlet.take():
                 if isinstance(message.header, Parcel):
                     self._on_parcel(message.header, message.tensors)
+                elif isinstance(message.header, Work):
+                    self._on_work(message.header.records, message.tensors)
             return
         except EOFError:
             pass
@@ -124,7 +139,7 @@ class Neighbours:
         with self._lock:
             self._closed = True
             os.close(self._wake)
-        for each in (*self._inlets.values(), *self._adopted, *self._lanes.values()):
+        for each in (*self._inlets.values(), *self._adopted, *self._lanes.values(), self.to_client):
             if each is not None:
                 each.close()
         self._inlets.clear()

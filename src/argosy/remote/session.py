@@ -69,7 +69,7 @@ class Session:
         self.randomness = Value(Group())
         self._inbox: deque[Batch] = deque()
         self.mail = Mail(self)
-        self.neighbours = Neighbours(client, self.mail.parcel)
+        self.neighbours = Neighbours(client, self.mail.parcel, self.work)
         self._waits: list[int] = []
         self.fault: Fault | None = None
         self._closed = False
@@ -77,6 +77,13 @@ class Session:
         self.readers = _readers()
         self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
         self._thread.start()
+
+    def answer(self, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
+        """Tell the client."""
+        if (lane := self.neighbours.to_client) is not None:
+            lane.send(reply, frames)
+        else:
+            self.host.answer(self.client, reply, frames)
 
     # --- from the host's loop -----------------------------------------------------------------------------
     def work(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
@@ -207,6 +214,7 @@ class Session:
         if self.graph.add(step, reads, writes, after):
             step.run()
             step.done = True
+            step.let_go()
             return
         for value in outputs:
             value.maker = step
@@ -297,11 +305,11 @@ class Session:
                 except Exception as error:
                     fault = self.fault_of("fetch", -1, error)
             if fault is not None:
-                self.host.answer(self.client, Reply(request, [], fault))
+                self.answer(Reply(request, [], fault))
                 return
             packings.append(packing)
             frames += bytes_of_it
-        self.host.answer(self.client, Reply(request, packings), frames)
+        self.answer(Reply(request, packings), frames)
 
     def record(
         self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any
@@ -361,7 +369,7 @@ class Session:
         values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
         memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
         results = [dict(self.counts), len(self.values), sum(memory.values())]
-        self.host.answer(self.client, Reply(request, results))
+        self.answer(Reply(request, results))
 
     def wait(self, request: int, _: Sequence[torch.Tensor]) -> None:
         """WAIT"""
@@ -372,7 +380,7 @@ class Session:
     def _answer_waits(self) -> None:
         fault, self.fault = self.fault, None
         for request in self._waits:
-            self.host.answer(self.client, Reply(request, [], fault))
+            self.answer(Reply(request, [], fault))
         self._waits.clear()
 
 
