@@ -14,7 +14,19 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import allreduces, data, exchanges, machine, memory, peers, plots, report, tables, training
+from benchmarks import (
+    allreduces,
+    data,
+    exchanges,
+    machine,
+    memory,
+    peers,
+    plots,
+    remotes,
+    report,
+    tables,
+    training,
+)
 from benchmarks.catalogue import BY_NAME
 from benchmarks.contenders.job import write_whole
 from benchmarks.networks import NETWORKS
@@ -31,6 +43,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "workers": exchanges.measure_workers,
     "servers": exchanges.measure_servers,
     "allreduce": allreduces.measure_allreduce,
+    "remote": remotes.measure_remote,
     "memory": memory.measure_memory,
 }
 # Enough to see that everything works, and nothing to quote.
@@ -73,6 +86,7 @@ def main(parts: tuple[str, ...], results: Path, quick: bool, only: tuple[str, ..
     saving             a checkpoint every 100 steps against none
     size workers servers    a push and pull as these grow
     allreduce          the ring alone, beside Gloo (and Open MPI, with the peers)
+    remote             one client that drives tasks, beside a TensorFlow session
     memory             of each task, and its growth
     """
     console = Console(stderr=True)

@@ -60,6 +60,14 @@ class RemoteTensor(torch.Tensor):
         """See the module."""
         return dispatch(func, args, kwargs)
 
+    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> Any:
+        """As torch's, by numbers."""
+        if isinstance(indices_or_sections, RemoteTensor):
+            raise Unsupported(
+                "tensor_split: torch reads the indices itself; give it a list, not a remote tensor"
+            )
+        return super().tensor_split(indices_or_sections, dim)
+
 
 def wrap(handle: Handle) -> RemoteTensor:
     """A tensor for a handle."""

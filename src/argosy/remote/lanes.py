@@ -22,11 +22,11 @@ import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
-from argosy.remote.loans import Lender
-from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
+from argosy.remote.loans import Lender, offsets_of
+from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.protocol import Header
-from argosy.wire.shared_memory import Region, place
+from argosy.wire.shared_memory import Region
 from argosy.wire.tensors import bytes_of
 
 # How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this
@@ -93,6 +93,7 @@ class _Slot:
     """Memory for one message at a time."""
 
     region: Region
+    memory: torch.Tensor
     busy: bool = True
 
 
@@ -133,20 +134,23 @@ class Lane:
 
     def send(self, header: Header, frames: Sequence[torch.Tensor]) -> None:
         """Send; the frames are no longer needed when this returns. A peer that has gone is passed over."""
-        parts = encode(header, frames)
-        sizes = [len(part) for part in parts]
-        words = struct.pack(f"<{len(sizes)}Q", *sizes)
+        # Frames are bytes, and their sizes are said here: the header need not describe them once more.
+        (words,) = encode(header)
+        sizes = [frame.numel() for frame in frames]
+        words = struct.pack(f"<{1 + len(sizes)}Q", len(words), *sizes) + words
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if sum(sizes[1:]) < _SMALL:
-                self._send(_HEAD.pack(len(parts), -1, 0) + words + b"".join(parts))
+            if sum(sizes) < _SMALL:
+                body = b"".join(map(bytes_of, frames))
+                self._send(_HEAD.pack(1 + len(sizes), -1, 0) + words + body)
             else:
-                self._send_in_slot(frames, len(parts), words + parts[0])
+                self._send_in_slot(frames, sizes, words)
 
-    def _send_in_slot(self, frames: Sequence[torch.Tensor], count: int, words: bytes) -> None:
-        placed, size = place([FrameSpec("uint8", (frame.numel(),)) for frame in frames])
+    def _send_in_slot(self, frames: Sequence[torch.Tensor], sizes: Sequence[int], words: bytes) -> None:
+        offsets, size = offsets_of(sizes)
         number, slot, descriptor = self._slot(size)
-        for frame, where in zip(frames, placed, strict=True):
-            slot.region.tensor(where).copy_(frame)
+        memory, count = slot.memory, 1 + len(sizes)
+        for frame, offset, length in zip(frames, offsets, sizes, strict=True):
+            memory[offset : offset + length].copy_(frame)
         head = _HEAD.pack(count, number, descriptor is not None)
         if descriptor is None:
             self._send(head + words)
@@ -181,7 +185,7 @@ class Lane:
                 slot.busy = True
                 return number, slot, None
         region, descriptor = Region.create(size)
-        self._slots.append(_Slot(region))
+        self._slots.append(_Slot(region, region.everything()))
         return len(self._slots) - 1, self._slots[-1], descriptor
 
     def _take_acks(self) -> None:
@@ -251,13 +255,13 @@ class Inlet:
         if len(data) < end:
             return None
         with memoryview(data) as view:
-            parts: list[object] = [bytes(view[begin : begin + sizes[0]])]
+            header = decode([bytes(view[begin : begin + sizes[0]])]).header
             if slot >= 0:
-                parts += self._lender(slot, bool(new)).lend(sizes[1:])
+                tensors = self._lender(slot, bool(new)).lend(sizes[1:])
             else:
-                parts += _copied(view[begin + sizes[0] : end], sizes[1:])
+                tensors = list(_copied(view[begin + sizes[0] : end], sizes[1:]))
         del data[:end]
-        return decode(parts)
+        return Message(header, tensors)
 
     def _lender(self, slot: int, new: bool) -> Lender:
         if new:
@@ -287,11 +291,12 @@ class Inlet:
         self._lenders.clear()
 
 
-def _copied(view: memoryview, sizes: Sequence[int]) -> Iterator[object]:
+def _copied(view: memoryview, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
     """Frames that came in the socket, in torch's own memory, which is aligned as its kernels like it."""
     first = 0
     for size in sizes:
-        part = bytes_of(torch.empty(size, dtype=torch.uint8))
-        memoryview(part).cast("B")[:] = view[first : first + size]
-        yield part
+        tensor = torch.empty(size, dtype=torch.uint8)
+        if size:
+            memoryview(bytes_of(tensor)).cast("B")[:] = view[first : first + size]
+        yield tensor
         first += size

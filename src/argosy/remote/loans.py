@@ -9,14 +9,16 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from argosy.wire.frames import FrameSpec
-from argosy.wire.shared_memory import Region, place
-from argosy.wire.tensors import bytes_of
+import torch
+
+from argosy.errors import WireError
+from argosy.wire.shared_memory import Region
 
 # So much may be borrowed in this process at a time, in bytes.
 _MOST = 128 * 2**20
+_ALIGNMENT = 64
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class _Sum:
@@ -50,21 +52,32 @@ class Lender:
         self._region = region
         self._give_back = give_back
 
-    def lend(self, sizes: Sequence[int]) -> list[Any]:
-        """Buffers of these sizes, one after the other."""
-        placed, size = place([FrameSpec("uint8", (size,)) for size in sizes])
-        tensors = [self._region.tensor(where) for where in placed]
+    def lend(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Frames of these sizes, one after the other."""
+        offsets, size = offsets_of(sizes)
+        if size > self._region.size:
+            raise WireError(f"message: expected at most {self._region.size} bytes in its slot, got {size}")
         if not _borrowed.take(size):
-            copies = [bytes_of(tensor.clone()) for tensor in tensors]
+            memory = self._region.everything()
+            pieces = zip(offsets, sizes, strict=True)
+            copies = [memory[offset : offset + length].clone() for offset, length in pieces]
             self._give_back()
             return copies
-        loan = _Loan(size, self._give_back, self._region)
-        buffers = []
-        for tensor in tensors:
-            buffer = (ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())
+        loan, frames = _Loan(size, self._give_back, self._region), []
+        for offset, length in zip(offsets, sizes, strict=True):
+            buffer = (ctypes.c_char * length).from_address(self._region.address + offset)
             buffer.loan = loan  # type: ignore[attr-defined]
-            buffers.append(buffer)
-        return buffers
+            frames.append(torch.frombuffer(buffer, dtype=torch.uint8) if length else _NOTHING)
+        return frames
+
+
+def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where frames lie in a slot, one after the other, and how many bytes that takes."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
 
 
 class _Loan:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 # So many times a row is checked and timed.
 _TRIALS = 3
-# Before an operation that takes longer than this, in seconds, what waits to be sent is sent.
+# Before an operation that takes longer than this, in seconds, what waits to be sent is sent if it is much.
 _LONG = 60e-6
+_MUCH = 128 * 1024
 
 Frame = list[Any]
 Call = Callable[[Frame, "Run"], None]
@@ -47,22 +48,26 @@ class Replay:
 class Run:
     """One row of one replay, while it runs: what it has to send."""
 
-    __slots__ = ("outgoing", "replay")
+    __slots__ = ("outgoing", "replay", "size")
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
         self.outgoing: Outgoing = {}
+        self.size = 0
 
     def post(self, task: str, sent: Sent, frames: list[torch.Tensor]) -> None:
         """Something to send."""
         items, all_frames = self.outgoing.setdefault(task, ([], []))
         items.append(sent)
         all_frames += frames
+        for frame in frames:
+            self.size += frame.numel()
 
     def flush(self) -> None:
         """Send it."""
         if self.outgoing:
             outgoing, self.outgoing = self.outgoing, {}
+            self.size = 0
             self.replay.session.mail.dispatch(outgoing)
 
 
@@ -110,9 +115,11 @@ class Row:
                     add(_forgetter(dies))
                 continue
             written = {self._memory_of[slot] for slot in item.writes}
-            if waiting and (written & waiting or self._costs[item.index] > _LONG):
+            if written & waiting:
                 add(_flush)
                 waiting.clear()
+            elif waiting and self._costs[item.index] > _LONG:
+                add(_flush_much)
             if item.compiled.grad is not grad:
                 grad = item.compiled.grad
                 add(_set_grad if grad else _set_no_grad)
@@ -235,6 +242,11 @@ class _Failed(Exception):
 # --- calls ------------------------------------------------------------------------------------------------
 def _flush(_: Frame, run: Run) -> None:
     run.flush()
+
+
+def _flush_much(_: Frame, run: Run) -> None:
+    if run.size > _MUCH:
+        run.flush()
 
 
 def _set_grad(_: Frame, run: Run) -> None:

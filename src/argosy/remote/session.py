@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -19,13 +19,12 @@ import torch
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
-from argosy.remote import records as codes
 from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
 from argosy.remote.mail import Mail
 from argosy.remote.neighbours import Neighbours
 from argosy.remote.packing import pack, unpack
-from argosy.remote.probing import probe
+from argosy.remote.reading import readers
 from argosy.remote.records import Template
 from argosy.remote.replaying import Plan
 from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
@@ -74,7 +73,7 @@ class Session:
         self.fault: Fault | None = None
         self._closed = False
         self.plans: dict[int, Plan] = {}
-        self.readers = _readers()
+        self._readers = readers(self)
         self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
         self._thread.start()
 
@@ -173,8 +172,8 @@ class Session:
                 )
                 position += compiled.width
             else:
-                width, reader = self.readers[number]
-                reader(self, *records[position + 1 : position + width], frames)
+                width, reader = self._readers[number]
+                reader(*records[position + 1 : position + width], frames)
                 position += width
 
     def run(
@@ -386,28 +385,3 @@ class Session:
 
 def _seed(generator: torch.Generator, seed: int) -> None:
     generator.manual_seed(seed)
-
-
-Reader = tuple[int, Callable[..., None]]
-
-
-def _readers() -> dict[int, Reader]:
-    """How long each record is, and what it is read by."""
-    methods: dict[int, Callable[..., None]] = {
-        codes.DEFINE: Session.define,
-        codes.PUT: Session.put,
-        codes.SEND: Session.send,
-        codes.EXPECT: Session.expect,
-        codes.FETCH: Session.fetch,
-        codes.PROBE: probe,
-        codes.SEED: Session.seed,
-        codes.DROP: Session.drop,
-        codes.FORGET: Session.forget,
-        codes.REPORT: Session.report,
-        codes.WAIT: Session.wait,
-        codes.RECORD: Session.record,
-        codes.REPLAY: Session.replay,
-        codes.UNRECORD: Session.unrecord,
-        codes.ALIAS: Session.alias,
-    }
-    return {code: (codes.WIDTHS[code], method) for code, method in methods.items()}
