@@ -107,6 +107,11 @@ def test_the_other_kinds_of_results_have_tables() -> None:
             "kind": "allreduce",
             "rows": [{"ranks": 2, "bytes": 4, "seconds": {"argosy": [0.1]}, "required": {}}],
         },
+        {
+            "kind": "remote",
+            "rounds": [{"sent": 3e4, "step": 4.0, "client": 0.4, "ahead": 4.0, "stages": 1.5}],
+            "tensorflow": [12.0],
+        },
         {"kind": "memory", "imported": {"rss": 2e8}, "jobs": [job]},
     ]
     assert {result["kind"] for result in results} | {"training"} == set(report.KINDS)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _TRUE, _FALSE = object(), object()
 _CPU = torch.device("cpu")
+# Of so many forward operations it is remembered where they ran; few graphs have more.
+_FORWARD = 20_000
 is_grad_enabled = torch.is_grad_enabled
 _wrap = torch.Tensor._make_wrapper_subclass
 _SCALARS = (aten := torch.ops.aten)._local_scalar_dense.default, aten.item.default
@@ -308,8 +310,8 @@ def _remember(chosen: Device) -> None:
     forward = scope.forward
     if forward is None:
         forward = scope.forward = {}
-    if len(forward) > 100_000:  # those of long ago have had their backward pass
-        for number in list(forward)[:50_000]:
+    if len(forward) > _FORWARD:  # those of long ago have had their backward pass
+        for number in list(forward)[: _FORWARD // 2]:
             del forward[number]
     forward.setdefault(_get_sequence_nr() - 1, chosen)
 
