@@ -35,7 +35,7 @@ test-slow: venv   ## the slow ones: torch's own tables on remote devices, two ho
 	$(BIN)/python -m pytest -m slow
 
 soak: venv        ## long runs: the full digits, 100,000 steps (minutes; not part of `make test`)
-	$(BIN)/python -m pytest -s tests/soak/long_runs.py
+	$(BIN)/python -m pytest -s tests/soak/long_runs.py tests/soak/remote_runs.py
 
 bench: venv       ## the benchmarks with the peers beside them (about an hour; makes .venv-peers/)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[bench]'

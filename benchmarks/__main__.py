@@ -23,6 +23,7 @@ from benchmarks import (
     memory,
     peers,
     plots,
+    remotes,
     report,
     tables,
     training,
@@ -44,6 +45,7 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "servers": exchanges.measure_servers,
     "allreduce": allreduces.measure_allreduce,
     "hosts": hosts.measure_hosts,
+    "remote": remotes.measure_remote,
     "memory": memory.measure_memory,
 }
 # Enough to see that everything works, and nothing to quote.
@@ -87,6 +89,7 @@ def main(parts: tuple[str, ...], results: Path, quick: bool, only: tuple[str, ..
     size workers servers    a push and pull as these grow
     allreduce          the ring alone, beside Gloo (and Open MPI, with the peers)
     hosts              the ring between two hosts at 1 Gbit (network namespaces: needs root)
+    remote             one client that drives tasks, beside a TensorFlow session
     memory             of each task, and its growth
     """
     console = Console(stderr=True)

@@ -232,6 +232,34 @@ def memory(result: Result) -> list[Table]:
     return [Table("Memory of each task, 2 servers and 2 workers", header, rows, notes)]
 
 
+def remote(result: Result) -> list[Table]:
+    """One client and its tasks."""
+    rounds, peer = result["rounds"], result["tensorflow"]
+
+    def row(what: str, values: list[float], asked: str) -> list[str]:
+        return [what, str(spread(values)), asked]
+
+    def column(name: str) -> list[float]:
+        return [each[name] for each in rounds]
+
+    rows = [
+        row("small operations sent a second, uncaptured", column("sent"), "25,000 / 50,000"),
+        row("captured MNIST step over 2 tasks, ms", column("step"), ""),
+        row("of that in the client, ms", column("client"), "at most 0.5"),
+        row("the same with the client running ahead, ms", column("ahead"), ""),
+    ]
+    if peer:
+        rows.append(row("the same placement in a TensorFlow session, ms", peer, ""))
+        rows.append(["its time / ours", str(spread(ratios(peer, column("step")))), "3"])
+    rows.append(row("two pipelined stages on two tasks / on one", column("stages"), "1.4"))
+    note = (
+        f"Median of {len(rounds)} interleaved rounds (smallest–largest). Parameters and updates on a ps, "
+        "forward and backward on a worker: 784-500-500-10, batch 32, SGD with momentum, the loss read at "
+        "each step; one thread a process."
+    )
+    return [Table("One client, remote devices", ["what", "median (range)", "at least / aim"], rows, [note])]
+
+
 def _bytes(count: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(count) >= size:
@@ -249,6 +277,7 @@ KINDS: dict[str, Callable[[Result], list[Table]]] = {
     "shape": shape,
     "allreduce": allreduce,
     "hosts": hosts,
+    "remote": remote,
     "memory": memory,
 }
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import argosy
@@ -47,6 +48,9 @@ def main() -> None:
         train = train_asynchronously if args.asynchronous else train_in_step
         train(model, optimizer, workers, shares, args.steps)
         client.synchronize()
+        if args.save:
+            state = {name: value.contiguous() for name, value in argosy.fetch(model.state_dict()).items()}
+            save_file(state, args.save)
         print(f"Training elapsed time: {time.time() - begin:.6f} s")
         with torch.no_grad(), argosy.device(workers[0]):
             logits = model(digits.test_images)
@@ -133,6 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="digits in a worker's batch (%(default)s)")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the model (%(default)s)")
+    parser.add_argument("--save", help="a safetensors file for the parameters at the end")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """One model on two tasks: its first half on one, its second on the other, and micro-batches between them.
 
-    argosy run --serve --ps 0 --workers 2 examples/model_parallel.py
+    argosy run --serve --ps 0 --workers 2 --threads 1 examples/model_parallel.py
 
 Each micro-batch goes forward through both tasks and back. The client waits for nothing, and a task that
 waits for a tensor goes on with the next micro-batch: so both work at the same time. Beside it, all layers on
@@ -87,8 +87,8 @@ def arguments() -> argparse.Namespace:
         "target", nargs="?", help="host:port of any task (default: that of argosy run --serve)"
     )
     parser.add_argument("--steps", type=int, default=10, help="steps to time (%(default)s)")
-    parser.add_argument("--batch", type=int, default=512, help="rows in a batch (%(default)s)")
-    parser.add_argument("--micro-batches", type=int, default=4, help="parts of a batch (%(default)s)")
+    parser.add_argument("--batch", type=int, default=1024, help="rows in a batch (%(default)s)")
+    parser.add_argument("--micro-batches", type=int, default=8, help="parts of a batch (%(default)s)")
     parser.add_argument("--width", type=int, default=768, help="of each layer (%(default)s)")
     parser.add_argument("--layers", type=int, default=3, help="on each task (%(default)s)")
     return parser.parse_args()

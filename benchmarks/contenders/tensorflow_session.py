@@ -1,11 +1,12 @@
 """TensorFlow, one client: the MNIST step of `benchmarks/micro/remote.py` in a compat.v1 session, same
 placement.
 
-.venv-peers/bin/python benchmarks/contenders/tensorflow_session.py
+.venv-peers/bin/python benchmarks/contenders/tensorflow_session.py --out DIR
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -13,9 +14,9 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-_STEPS = 100
 _SIZES = (784, 500, 500, 10)
 
 
@@ -39,7 +40,7 @@ def _serve(cluster: dict[str, list[str]], job: str) -> None:
     tf.train.Server(cluster, job_name=job, task_index=0, config=config).join()
 
 
-def _measure(cluster: dict[str, list[str]]) -> float:
+def _measure(cluster: dict[str, list[str]], seconds: float) -> float:
     """Milliseconds a step."""
     tf, config = _tensorflow()
     import numpy as np
@@ -65,26 +66,36 @@ def _measure(cluster: dict[str, list[str]]) -> float:
         session.run(tf.global_variables_initializer())
         for _ in range(20):
             session.run([train, loss], feed)
-        begin = time.perf_counter()
-        for _ in range(_STEPS):
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() < begin + seconds:
             session.run([train, loss], feed)
-        return (time.perf_counter() - begin) / _STEPS * 1000
+            count += 1
+        return (time.perf_counter() - begin) / count * 1000
 
 
 def main() -> None:
     """Start a ps and a worker, and drive them."""
-    if len(sys.argv) > 1:
-        _serve(json.loads(sys.argv[1]), sys.argv[2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--serve", nargs=2, metavar=("CLUSTER", "JOB"))
+    args = parser.parse_args()
+    if args.serve:
+        _serve(json.loads(args.serve[0]), args.serve[1])
         return
     cluster = {"ps": [_free_address()], "worker": [_free_address()]}
-    command = [sys.executable, __file__, json.dumps(cluster)]
+    command = [sys.executable, __file__, "--serve", json.dumps(cluster)]
     tasks = [subprocess.Popen([*command, job], stderr=subprocess.DEVNULL) for job in cluster]
     try:
-        print(json.dumps({"ms a step": _measure(cluster)}))
+        found = {"step": _measure(cluster, args.seconds)}
     finally:
         for task in tasks:
             task.kill()
             task.wait()
+    print(found)
+    written = args.out / "client.json.part"
+    written.write_text(json.dumps(found), encoding="utf-8")
+    written.rename(args.out / "client.json")
 
 
 if __name__ == "__main__":

@@ -108,6 +108,11 @@ def test_the_other_kinds_of_results_have_tables() -> None:
             "rows": [{"ranks": 2, "bytes": 4, "seconds": {"argosy": [0.1]}, "required": {}}],
         },
         {"kind": "hosts", "bytes": 40e6, "ideal": 0.32, "seconds": {"all-reduce": [0.33]}},
+        {
+            "kind": "remote",
+            "rounds": [{"sent": 3e4, "step": 4.0, "client": 0.4, "ahead": 4.0, "stages": 1.5}],
+            "tensorflow": [12.0],
+        },
         {"kind": "memory", "imported": {"rss": 2e8}, "jobs": [job]},
     ]
     assert {result["kind"] for result in results} | {"training"} == set(report.KINDS)

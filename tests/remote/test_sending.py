@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from argosy.cluster.spec import Address
 from argosy.remote.packing import pack, unpack
 from argosy.remote.records import (
     DEFINE,
@@ -45,12 +46,18 @@ class Around:
     def answer(self, client: str, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
         self.answers.put((reply, list(frames)))
 
-    def copies(self, task: str) -> bool:
-        if self.collecting:
-            self.collecting.pop(0)()
-        return False
+    def address(self, task: str) -> Address:
+        raise AssertionError("every task is a neighbour here")
 
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
+        raise AssertionError("every task is a neighbour here")
+
+    def lane(self, task: str) -> Around:
+        if self.collecting:
+            self.collecting.pop(0)()
+        return self
+
+    def send(self, parcel: Parcel, frames: Sequence[torch.Tensor]) -> None:
         for item, frame in zip(parcel.items, frames, strict=True):
             assert item.packing is not None
             self.sent[item.value] = unpack(item.packing, [frame]).clone()
@@ -67,6 +74,7 @@ class Around:
 def session_with(helpers: int) -> Iterator[tuple[Session, Around]]:
     around = Around()
     session = Session("client", around, helpers)
+    session.mail.lane = around.lane  # type: ignore[assignment, method-assign]
     try:
         yield session, around
     finally:

@@ -13,6 +13,7 @@ from argosy.events import say
 from argosy.remote.client import Client
 from argosy.remote.dispatch import RemoteTensor, wrap
 from argosy.remote.handles import Device, Handle, Memory, Meta
+from argosy.remote.link import Answer
 from argosy.remote.packing import pack
 from argosy.remote.posts import Post
 from argosy.remote.recording import Feed, LocalCall, LocalTape, NotRepeatable, Recording, tensors_in
@@ -24,6 +25,8 @@ R = TypeVar("R")
 
 # So many kinds of arguments are kept; a function that is called with more runs as it is.
 _MANY = 16
+# The client is never more than two strides ahead of what the tasks have begun.
+_STRIDE = 32
 
 
 def capture(function: Callable[P, R], client: Client | None = None) -> Captured[P, R]:
@@ -110,6 +113,7 @@ class _Plan:
         self._outputs: list[Any] = []
         self._structure: Any = None
         self._leaves: list[Any] = []
+        self._paces: list[Answer] = []
 
     def holds(self) -> bool:
         """Whether what Python read from ordinary tensors is as it was."""
@@ -171,6 +175,7 @@ class _Plan:
         results = [output.renew(client, messages, env) for output in self._outputs]
         for memory in self._recording.mutated:
             memory.version += 1
+        self._keep_pace()
         with client.lock:
             for post, message in messages.items():
                 post.check()
@@ -179,6 +184,14 @@ class _Plan:
                 post.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
                 post.flush()
         return tree_unflatten(results, self._structure)
+
+    def _keep_pace(self) -> None:
+        """Run ahead of the tasks, but not without end: what they have not read yet takes memory."""
+        if self._turn % _STRIDE:
+            return
+        if self._paces:
+            self._client.await_paces(self._paces)
+        self._paces = self._client.ask_paces(self._parts)
 
     def __del__(self) -> None:
         if self._parts and not self._client.closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -116,6 +116,7 @@ class Client(Numbers):
                 raise ConfigError(
                     f"address of {task}", f"{task}", f"{found.task}", "is the cluster the same everywhere?"
                 )
+            self.link.shorten(str(task), cluster.address(task))
             post = self.posts[str(task)] = Post(str(task), self.link)
             for kind in self._arrivals[str(task)].devices:
                 self._devices[task, kind] = Device(self, post, kind)
@@ -219,6 +220,15 @@ class Client(Numbers):
                 values[position] = unpack(packing, message.tensors[first:last])
                 first = last
         return values
+
+    def ask_paces(self, posts: Iterable[Post]) -> list[Answer]:
+        """Let tasks tell when they have read what they were sent until now."""
+        return [self._ask(post, FETCH, None, []) for post in posts]
+
+    def await_paces(self, asked: Sequence[Answer]) -> None:
+        """Wait for that."""
+        for answer in asked:
+            self._wait(answer)
 
     def probe(
         self,

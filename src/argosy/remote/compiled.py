@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,18 @@ def find_operation(name: str) -> Any:
     if not isinstance(found, torch._ops.OpOverload):
         raise WireError(f"operation: this task's PyTorch {torch.__version__} has no {name!r:.80}")
     return found
+
+
+@dataclass(frozen=True)
+class Bare:
+    """An operation, its arguments, which of them are which inputs, and which of its results are new."""
+
+    operation: Any
+    arguments: list[Any]
+    kwargs: dict[str, Any]
+    holes: list[tuple[int, int]]
+    picks: tuple[int, ...]
+    is_single: bool  # it returns one tensor, which is new
 
 
 class Compiled:
@@ -105,6 +118,21 @@ class Compiled:
                 laid = torch.empty_strided(result.shape, result.stride, dtype=outputs[number].dtype)
                 outputs[number] = laid.copy_(outputs[number])
         return outputs
+
+    def bare(self, floats: Sequence[float]) -> Bare | None:
+        """For calls without checks, after some with. None if there is more to it."""
+        if not (self._simple and self._checked and self.results is not None):
+            return None
+        if self.random or self._restride:
+            return None
+        returns = self._operation._schema.returns
+        is_single = self.outputs == 1 and len(returns) == 1 and str(returns[0].type) == "Tensor"
+        if not is_single and any(str(each.type) != "Tensor" for each in returns) and self.outputs:
+            return None
+        arguments = self._args.copy()
+        for position, number in self._float_holes:
+            arguments[position] = floats[number]
+        return Bare(self._operation, arguments, self._kwargs, self._holes, self.picks, is_single)
 
     def _draw(self, args: list[Any], kwargs: dict[str, Any], generator: torch.Generator) -> Any:
         if self._draws:

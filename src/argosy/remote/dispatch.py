@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _TRUE, _FALSE = object(), object()
 _CPU = torch.device("cpu")
+# Of so many forward operations it is remembered where they ran; few graphs have more.
+_FORWARD = 20_000
 is_grad_enabled = torch.is_grad_enabled
 _wrap = torch.Tensor._make_wrapper_subclass
 _SCALARS = (aten := torch.ops.aten)._local_scalar_dense.default, aten.item.default
@@ -59,6 +61,14 @@ class RemoteTensor(torch.Tensor):
     ) -> Any:
         """See the module."""
         return dispatch(func, args, kwargs)
+
+    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> Any:
+        """As torch's, by numbers."""
+        if isinstance(indices_or_sections, RemoteTensor):
+            raise Unsupported(
+                "tensor_split: torch reads the indices itself; give it a list, not a remote tensor"
+            )
+        return super().tensor_split(indices_or_sections, dim)
 
 
 def wrap(handle: Handle) -> RemoteTensor:
@@ -300,8 +310,8 @@ def _remember(chosen: Device) -> None:
     forward = scope.forward
     if forward is None:
         forward = scope.forward = {}
-    if len(forward) > 100_000:  # those of long ago have had their backward pass
-        for number in list(forward)[:50_000]:
+    if len(forward) > _FORWARD:  # those of long ago have had their backward pass
+        for number in list(forward)[: _FORWARD // 2]:
             del forward[number]
     forward.setdefault(_get_sequence_nr() - 1, chosen)
 

@@ -49,7 +49,7 @@ class Value:
 class Step:
     """One operation on its way. `run` does it; what it raises is its own business."""
 
-    __slots__ = ("done", "heavy", "missing", "run", "sends", "waiters")
+    __slots__ = ("done", "heavy", "missing", "run", "sends", "urgent", "waiters")
 
     def __init__(self, run: Callable[[], None], heavy: bool = False) -> None:
         self.run = run
@@ -57,7 +57,18 @@ class Step:
         self.missing = 0
         self.done = False
         self.sends = False  # it reads until what it adds to has left for another task: finished only then
+        self.urgent = False  # somebody waits for it outside: before others that are ready
         self.waiters: list[Step] = []
+
+    def let_go(self) -> None:
+        """It has run. Values know it still, as their maker or reader; they must not live as long as they
+        do.
+        """
+        self.run = _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 class Graph:
@@ -76,14 +87,22 @@ class Graph:
         # Called when a step became ready through another thread, for the session's thread to look.
         self.on_ready: Callable[[], None] = lambda: None
 
-    def add(self, step: Step, reads: Sequence[Value], writes: Sequence[Value]) -> bool:
-        """Take a step in; True: it waits for nothing, is to be run by the caller now, and is not kept."""
+    def add(
+        self, step: Step, reads: Sequence[Value], writes: Sequence[Value], after: Sequence[Step] = ()
+    ) -> bool:
+        """Take a step in, that also waits for those of `after`; True: it waits for nothing, is to be run by
+        the caller now, and is not kept.
+        """
         with self._lock:
             missing = 0
+            for before in after:
+                if not before.done:
+                    before.waiters.append(step)
+                    missing += 1
             for value in reads:
-                for before in (value.maker, value.group.writer):
-                    if before is not None and not before.done:
-                        before.waiters.append(step)
+                for maker in (value.maker, value.group.writer):
+                    if maker is not None and not maker.done:
+                        maker.waiters.append(step)
                         missing += 1
             for value in writes:
                 for reader in value.group.readers:
@@ -117,6 +136,7 @@ class Graph:
 
     def finish(self, step: Step) -> None:
         """A step is done; those that waited for nothing else are ready."""
+        step.let_go()
         with self._lock:
             step.done = True
             self.unfinished -= 1
@@ -128,7 +148,10 @@ class Graph:
 
     def _push(self, step: Step) -> None:
         if not (step.heavy and self._most_helpers):
-            self._ready.append(step)
+            if step.urgent:
+                self._ready.appendleft(step)
+            else:
+                self._ready.append(step)
             return
         self._heavy.append(step)
         if len(self._heavy) > 1 or self._ready:
@@ -155,6 +178,16 @@ class Graph:
             if self._heavy:
                 self._call_helper()
             return step
+
+    @property
+    def has_helpers(self) -> bool:
+        """Whether long steps may run side by side."""
+        return self._most_helpers > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is ready."""
+        return not self._ready and not self._heavy
 
     def _help(self) -> None:
         prepare_thread()

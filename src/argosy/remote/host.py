@@ -19,7 +19,7 @@ import torch
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import WireError
 from argosy.events import say
-from argosy.remote.lanes import Lane, LaneListener
+from argosy.remote.lanes import LaneListener
 from argosy.remote.session import Session
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
 from argosy.wire.message import Message
@@ -36,6 +36,8 @@ from argosy.wire.remote_headers import (
 )
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
+_MOST_HELPERS = 3
+
 
 class Host:
     """Serves a task's devices from when it is made, in threads, until `close`."""
@@ -47,19 +49,19 @@ class Host:
         listener: ZmqListener,
         devices: Sequence[str],
         *,
-        helpers: int = 1,
+        helpers: int | None = None,
         wants_foreign: bool = False,
     ) -> None:
         self.task = str(task)
         self._cluster = cluster
         self._listener = listener
         self._devices = tuple(devices)
-        self._helpers = helpers
+        self._helpers = _spare_cores() if helpers is None else helpers
         self._wants_foreign = wants_foreign
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._peers: dict[str, Peer] = {}
-        self._channels: dict[str, tuple[ZmqChannel | Lane, threading.Lock]] = {}
+        self._channels: dict[str, tuple[ZmqChannel, threading.Lock]] = {}
         self._lane = _listen(cluster.address(task))
         self._ended: list[Session] = []
         # What is not for us: a worker that takes this task for a parameter server.
@@ -84,30 +86,21 @@ class Host:
                 self._listener.send(peer, reply, frames)
                 self._look()
 
+    def address(self, task: str) -> Address:
+        """See `Outside`."""
+        return self._cluster.address(Task.parse(task))
+
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
         """See `Outside`."""
-        if (found := self._channel(task)) is not None:
-            channel, lock = found
-            with lock:
-                channel.send(parcel, frames)
-
-    def copies(self, task: str) -> bool:
-        """See `Outside`."""
-        found = self._channel(task)
-        return found is not None and isinstance(found[0], ZmqChannel)
-
-    def _channel(self, task: str) -> tuple[ZmqChannel | Lane, threading.Lock] | None:
         with self._lock:
             found = self._channels.get(task)
             if found is None and not self._closing:
-                address = self._cluster.address(Task.parse(task))
-                channel: ZmqChannel | Lane
-                try:
-                    channel = Lane(address)
-                except OSError:
-                    channel = ZmqChannel(address, f"{self.task}#{uuid.uuid4().hex}".encode())
+                channel = ZmqChannel(self.address(task), f"{self.task}#{uuid.uuid4().hex}".encode())
                 found = self._channels[task] = (channel, threading.Lock())
-            return found
+        if found is not None:
+            channel, lock = found
+            with lock:
+                channel.send(parcel, frames)
 
     # --- the loop -----------------------------------------------------------------------------------------
     def _loop(self) -> None:
@@ -122,26 +115,20 @@ class Host:
                 self._look()
             for descriptor, _ in poller.poll():
                 if descriptor not in network:
-                    self._look_at_lane(descriptor, poller)
+                    self._welcome()
 
-    def _look_at_lane(self, descriptor: int, poller: select.poll) -> None:
+    def _welcome(self) -> None:
+        """A process of this machine has connected, for one of our sessions."""
         assert self._lane is not None
-        if descriptor == self._lane.fileno():
-            if (accepted := self._lane.accept()) is not None:
-                poller.register(accepted, select.POLLIN)
+        if (accepted := self._lane.accept()) is None:
             return
-        message = None
-        try:
-            message = self._lane.receive(descriptor)
-        except WireError as error:
-            say(f"{self.task}: a neighbour is cut off: {error}")
-        if message is None:
-            poller.unregister(descriptor)
-        elif isinstance(message.header, Parcel):
-            with self._lock:
-                session = self._sessions.get(message.header.client)
-            if session is not None:
-                session.mail.parcel(message.header, message.tensors)
+        way, client, sock = accepted
+        with self._lock:
+            session = self._sessions.get(client)
+        if session is None:
+            sock.close()
+        else:
+            session.neighbours.adopt(way, sock)
 
     def _look(self) -> None:
         """Take all that has come. Under the lock."""
@@ -225,6 +212,11 @@ def _listen(address: Address) -> LaneListener | None:
         return LaneListener(address.port) if address.is_loopback else None
     except OSError:
         return None
+
+
+def _spare_cores() -> int:
+    """How many long operations may run beside another. A task that was told to use one thread uses one."""
+    return max(0, min(torch.get_num_threads(), len(os.sched_getaffinity(0)), _MOST_HELPERS + 1) - 1)
 
 
 def _client_of(peer: Peer) -> str:

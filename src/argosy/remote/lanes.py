@@ -1,9 +1,10 @@
-"""The short way between tasks of one machine: a Unix socket for words, shared memory for tensors.
+"""The short way between processes of one machine: a Unix socket for words, shared memory for tensors.
 
 The name of the socket follows from the task's port, so a peer at a loopback address is found without asking;
-the kernel says whose process is at the other end. A message is what it is on the network, with the sizes of
-its parts before it; its tensors lie in a slot of sealed memory, which the receiver copies out of and gives
-back.
+the kernel says whose process is at the other end. Each session has connections of its own, which its own
+thread reads: what comes is not handed from thread to thread. A message is what it is on the network, with the
+sizes of its parts before it; its tensors lie in a slot of sealed memory, which is lent to the receiver until
+it needs them no more.
 """
 
 from __future__ import annotations
@@ -12,29 +13,36 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
-from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
+from argosy.remote.loans import Lender, offsets_of
+from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.protocol import Header
-from argosy.wire.shared_memory import Region, place
+from argosy.wire.shared_memory import Region
 from argosy.wire.tensors import bytes_of
 
 # How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this
 # message.
 _HEAD = struct.Struct("<IiB")
-_SIZE = struct.Struct("<Q")
 _ACK = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
+# The first bytes of a connection: which way it goes, and whose session it is for.
+_CLIENT = 32
+TO_TASK, FROM_TASK = b">", b"<"
 # Less than this is not worth a slot.
 _SMALL = 16 * 1024
-# With so much under way, a sender waits for the receiver.
-_MOST = 256 * 2**20
+# With so much under way, a task waits for the receiver, in bytes.
+MOST = 256 * 2**20
+# What is read at once.
+_GULP = 256 * 1024
 
 
 def _name(port: int) -> str:
@@ -57,48 +65,27 @@ class LaneListener:
         except OSError:
             self._server.close()
             raise
-        self._peers: dict[int, socket.socket] = {}
-        self._slots: dict[int, dict[int, Region]] = {}
 
     def fileno(self) -> int:
         """Readable when somebody connects."""
         return self._server.fileno()
 
-    def accept(self) -> int | None:
-        """A new connection's descriptor, to be watched; None for a stranger's."""
+    def accept(self) -> tuple[bytes, str, socket.socket] | None:
+        """A new connection: which way it goes, and the client whose it is. None for a stranger's."""
         with contextlib.suppress(OSError):
             sock, _ = self._server.accept()
             if _is_ours(sock):
-                self._peers[sock.fileno()] = sock
-                self._slots[sock.fileno()] = {}
-                return sock.fileno()
+                sock.settimeout(1.0)  # they are sent at once, by a task that is one of ours
+                words = sock.recv(1 + _CLIENT, socket.MSG_WAITALL)
+                sock.setblocking(False)
+                if len(words) == 1 + _CLIENT:
+                    return words[:1], words[1:].decode(errors="replace"), sock
             sock.close()
         return None
 
-    def receive(self, descriptor: int) -> Message[Header] | None:
-        """The message on a connection; None: it has ended. A WireError ends it too."""
-        sock = self._peers[descriptor]
-        try:
-            return _receive(sock, self._slots[descriptor])
-        except (OSError, EOFError):
-            self.drop(descriptor)
-            return None
-        except WireError:
-            self.drop(descriptor)
-            raise
-
-    def drop(self, descriptor: int) -> None:
-        """Hang up on a peer."""
-        self._peers.pop(descriptor).close()
-        del self._slots[descriptor]
-
     def close(self) -> None:
-        """Hang up on all."""
+        """Take no more."""
         self._server.close()
-        for sock in self._peers.values():
-            sock.close()
-        self._peers.clear()
-        self._slots.clear()
 
 
 @dataclass
@@ -106,73 +93,110 @@ class _Slot:
     """Memory for one message at a time."""
 
     region: Region
+    memory: torch.Tensor
     busy: bool = True
 
 
-class Lane:
-    """A sender's end. Raises OSError if there is no such task on this machine."""
+def connect(address: Address, way: bytes, client: str) -> socket.socket:
+    """A connection for a client's session on a task; an OSError if there is no such task on this machine."""
+    if not address.is_loopback:
+        raise OSError("not on this machine")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(_name(address.port))
+        if not _is_ours(sock):
+            raise PermissionError("another user's")
+        sock.sendall(way + client.encode()[:_CLIENT].ljust(_CLIENT))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
-    def __init__(self, address: Address) -> None:
-        if not address.is_loopback:
-            raise OSError("not on this machine")
+
+class Lane:
+    """A sender's end.
+
+    Any thread may send. `on_full` is called while the receiver takes nothing, with the socket that is waited
+    for: whoever also receives must go on doing so, as the other end may be waiting for just that. Beyond
+    `most` bytes under way, a sender waits.
+    """
+
+    def __init__(
+        self, sock: socket.socket, on_full: Callable[[socket.socket, bool], None], most: float = MOST
+    ) -> None:
         self._slots: list[_Slot] = []
         self._acks = b""
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._sock.connect(_name(address.port))
-            if not _is_ours(self._sock):
-                raise PermissionError("another user's")
-        except OSError:
-            self._sock.close()
-            raise
+        self._lock = threading.Lock()
+        self._on_full = on_full
+        self._most = most
+        self._sock = sock
 
     def send(self, header: Header, frames: Sequence[torch.Tensor]) -> None:
         """Send; the frames are no longer needed when this returns. A peer that has gone is passed over."""
-        parts = encode(header, frames)
-        sizes = b"".join(_SIZE.pack(len(part)) for part in parts)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if sum(map(len, parts[1:])) < _SMALL:
-                self._sock.sendall(_HEAD.pack(len(parts), -1, 0) + sizes + b"".join(parts))
+        # Frames are bytes, and their sizes are said here: the header need not describe them once more.
+        (words,) = encode(header)
+        sizes = [frame.numel() for frame in frames]
+        words = struct.pack(f"<{1 + len(sizes)}Q", len(words), *sizes) + words
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if sum(sizes) < _SMALL:
+                body = b"".join(map(bytes_of, frames))
+                self._send(_HEAD.pack(1 + len(sizes), -1, 0) + words + body)
             else:
-                self._send_in_slot(frames, len(parts), sizes + parts[0])
+                self._send_in_slot(frames, sizes, words)
 
-    def _send_in_slot(self, frames: Sequence[torch.Tensor], count: int, words: bytes) -> None:
-        placed, size = place([FrameSpec("uint8", (frame.numel(),)) for frame in frames])
+    def _send_in_slot(self, frames: Sequence[torch.Tensor], sizes: Sequence[int], words: bytes) -> None:
+        offsets, size = offsets_of(sizes)
         number, slot, descriptor = self._slot(size)
-        for frame, where in zip(frames, placed, strict=True):
-            slot.region.tensor(where).copy_(frame)
+        memory, count = slot.memory, 1 + len(sizes)
+        for frame, offset, length in zip(frames, offsets, sizes, strict=True):
+            memory[offset : offset + length].copy_(frame)
         head = _HEAD.pack(count, number, descriptor is not None)
+        if descriptor is None:
+            self._send(head + words)
+            return
         try:
-            sent = (
-                self._sock.send(head)
-                if descriptor is None
-                else socket.send_fds(self._sock, [head], [descriptor])
-            )
+            while True:
+                try:
+                    sent = socket.send_fds(self._sock, [head], [descriptor])
+                    break
+                except BlockingIOError:
+                    self._on_full(self._sock, True)
         finally:
-            if descriptor is not None:
-                os.close(descriptor)
-        self._sock.sendall(head[sent:] + words)
+            os.close(descriptor)
+        self._send(head[sent:] + words)
+
+    def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view.nbytes:
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                self._on_full(self._sock, True)
 
     def _slot(self, size: int) -> tuple[int, _Slot, int | None]:
         """A slot of this size that nobody reads, and the descriptor of its memory if it is new."""
-        self._take_acks(wait=False)
-        while sum(slot.region.size for slot in self._slots if slot.busy) > _MOST:
-            self._take_acks(wait=True)
+        self._take_acks()
+        while sum(slot.region.size for slot in self._slots if slot.busy) > self._most:
+            self._on_full(self._sock, False)
+            self._take_acks()
         for number, slot in enumerate(self._slots):
             if not slot.busy and size <= slot.region.size <= 4 * size:
                 slot.busy = True
                 return number, slot, None
         region, descriptor = Region.create(size)
-        self._slots.append(_Slot(region))
+        self._slots.append(_Slot(region, region.everything()))
         return len(self._slots) - 1, self._slots[-1], descriptor
 
-    def _take_acks(self, wait: bool) -> None:
+    def _take_acks(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while data := self._sock.recv(4096, 0 if wait else socket.MSG_DONTWAIT):
+            while True:
+                data = self._sock.recv(4096)
+                if not data:
+                    raise BrokenPipeError
                 self._acks += data
-                wait = False
-            if wait:
-                raise BrokenPipeError
+                if len(data) < 4096:
+                    break
         whole = len(self._acks) // _ACK.size * _ACK.size
         for (number,) in _ACK.iter_unpack(self._acks[:whole]):
             if number < len(self._slots):
@@ -185,47 +209,94 @@ class Lane:
         self._slots.clear()
 
 
-def _receive(sock: socket.socket, slots: dict[int, Region]) -> Message[Header]:
-    first, descriptors, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
-    try:
-        if not first:
+class Inlet:
+    """A receiver's end, read by one thread, which never waits in the middle of a message."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._data = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._lenders: dict[int, Lender] = {}
+
+    def fileno(self) -> int:
+        """Readable when there is something to take."""
+        return self._sock.fileno()
+
+    def take(self) -> Iterator[Message[Header]]:
+        """The messages that have come. EOFError: no more will; a WireError: nothing that may be believed."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._sock, _GULP, 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            raise EOFError from None
+        self._descriptors.extend(descriptors)
+        if not data:
             raise EOFError
-        count, slot, new = _HEAD.unpack(first + _read(sock, _HEAD.size - len(first)))
-        if new and descriptors:
-            slots[slot] = Region.open(descriptors[0])
-    finally:
-        for descriptor in descriptors:
+        self._data += data
+        while (message := self._next()) is not None:
+            yield message
+
+    def _next(self) -> Message[Header] | None:
+        """The first message of what was read, if it is whole."""
+        data = self._data
+        if len(data) < _HEAD.size:
+            return None
+        count, slot, new = _HEAD.unpack_from(data)
+        if not 1 <= count <= MAX_FRAMES + 1:
+            raise WireError(f"message: expected at most {MAX_FRAMES} frames, got {count}")
+        begin = _HEAD.size + 8 * count
+        if len(data) < begin:
+            return None
+        sizes: tuple[int, ...] = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+        if sizes[0] > MAX_HEADER_BYTES or any(size > MAX_FRAME_BYTES for size in sizes[1:]):
+            raise WireError("message: larger than it may be")
+        end = begin + (sizes[0] if slot >= 0 else sum(sizes))
+        if len(data) < end:
+            return None
+        with memoryview(data) as view:
+            header = decode([bytes(view[begin : begin + sizes[0]])]).header
+            if slot >= 0:
+                tensors = self._lender(slot, bool(new)).lend(sizes[1:])
+            else:
+                tensors = list(_copied(view[begin + sizes[0] : end], sizes[1:]))
+        del data[:end]
+        return Message(header, tensors)
+
+    def _lender(self, slot: int, new: bool) -> Lender:
+        if new:
+            if not self._descriptors:
+                raise WireError("message: expected memory with it")
+            descriptor = self._descriptors.popleft()
+            try:
+                region = Region.open(descriptor)
+            finally:
+                os.close(descriptor)
+            self._lenders[slot] = Lender(region, lambda: self._give_back(slot))
+        if slot not in self._lenders:
+            raise WireError(f"message: expected memory that is known, got slot {slot}")
+        return self._lenders[slot]
+
+    def _give_back(self, slot: int) -> None:
+        """Four bytes: a socket has room for them, or its other end has long stopped to read."""
+        with contextlib.suppress(OSError):
+            self._sock.send(_ACK.pack(slot))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+        for descriptor in self._descriptors:
             os.close(descriptor)
-    if not 1 <= count <= MAX_FRAMES + 1 or (slot >= 0 and slot not in slots):
-        raise WireError(f"message: expected at most {MAX_FRAMES} frames in memory that is known, got {count}")
-    sizes = [size for (size,) in _SIZE.iter_unpack(_read(sock, _SIZE.size * count))]
-    if sizes[0] > MAX_HEADER_BYTES or any(size > MAX_FRAME_BYTES for size in sizes[1:]):
-        raise WireError("message: larger than it may be")
-    parts: list[object] = [_read(sock, sizes[0])]
-    placed, _ = place([FrameSpec("uint8", (size,)) for size in sizes[1:]])
-    for where in placed:
-        # Into torch's own memory, which is aligned as its kernels like it.
-        memory = torch.empty(where.frame.nbytes, dtype=torch.uint8)
-        part = bytes_of(memory)
-        if slot >= 0:
-            memory.copy_(slots[slot].tensor(where))
-        else:
-            _read_into(sock, memoryview(part).cast("B"))
-        parts.append(part)
-    if slot >= 0:
-        sock.sendall(_ACK.pack(slot))
-    return decode(parts)
+        self._descriptors.clear()
+        self._lenders.clear()
 
 
-def _read(sock: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    _read_into(sock, memoryview(data))
-    return data
-
-
-def _read_into(sock: socket.socket, view: memoryview) -> None:
-    while view.nbytes:
-        got = sock.recv_into(view)
-        if not got:
-            raise EOFError
-        view = view[got:]
+def _copied(view: memoryview, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Frames that came in the socket, in torch's own memory, which is aligned as its kernels like it."""
+    first = 0
+    for size in sizes:
+        tensor = torch.empty(size, dtype=torch.uint8)
+        if size:
+            memoryview(bytes_of(tensor)).cast("B")[:] = view[first : first + size]
+        yield tensor
+        first += size

@@ -1,6 +1,7 @@
 """A session's mail: values that come from other tasks, and those that go to them.
 
-Parcels arrive in the host's thread, perhaps before the record that says to expect them. What goes out is
+Parcels arrive in the session's thread from this machine, in the host's from others, perhaps before the record
+that says to expect them. What goes out is
 collected as long as one value after the other is to be sent, and leaves in one message a task.
 """
 
@@ -14,6 +15,7 @@ import torch
 
 from argosy.errors import WireError
 from argosy.remote.graph import Group, Step, Value
+from argosy.remote.lanes import Lane
 from argosy.remote.packing import frame_count, pack, unpack
 from argosy.wire.remote_headers import Fault, Item, Packing, Parcel
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from argosy.remote.session import Session
 
 Frames = Sequence[torch.Tensor]
+# For each task, what goes to it and the bytes of that.
+Outgoing = dict[str, tuple[list[Item], list[torch.Tensor]]]
 
 
 class Mail:
@@ -32,11 +36,11 @@ class Mail:
         self._expected: dict[tuple[int, int], tuple[Value, Step, str]] = {}
         self._early: dict[tuple[int, int], tuple[Item, Frames]] = {}
         self._lost: set[str] = set()
-        self.outgoing: dict[str, tuple[list[Item], list[torch.Tensor]]] = {}
+        self.outgoing: Outgoing = {}
         # The steps that have added to it. They still read: a helper must not write to their tensors yet.
         self.leaving: list[Step] = []
 
-    # --- in the host's thread -----------------------------------------------------------------------------
+    # --- when something comes -------------------------------------------------------------------------------
     def parcel(self, parcel: Parcel, frames: Frames) -> None:
         """Values from another task."""
         first = 0
@@ -68,50 +72,63 @@ class Mail:
         self._session.nudge()
 
     # --- in the session's thread --------------------------------------------------------------------------
-    def hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
+    def hand_over(self, value: Value, task: str, there: int, site: int) -> None:
         """Give a value to another task, when it is there."""
-        step = Step(lambda: self._hand_over(value, task, there, turn, site))
+        step = Step(lambda: self._hand_over(value, task, there, site))
         step.sends = True
         self._session.submit(step, [value], [])
 
-    def _hand_over(self, value: Value, task: str, there: int, turn: int, site: int) -> None:
+    def _hand_over(self, value: Value, task: str, there: int, site: int) -> None:
         """Added to what goes to that task; all of it leaves before anything is written to these tensors."""
         fault = value.fault or value.group.fault
         packing: Packing | None = None
         frames: list[torch.Tensor] = []
         if fault is None:
             try:
-                packing, frames = pack(value.tensor, copy=self._session.host.copies(task))
+                packing, frames = pack(value.tensor, copy=self.lane(task) is None)
             except Exception as error:
                 fault = self._session.fault_of("send", site, error)
         items, bytes_of_them = self.outgoing.setdefault(task, ([], []))
-        items.append(Item(there, turn, packing, fault))
+        items.append(Item(there, 0, packing, fault))
         bytes_of_them += frames
 
     def send_parcels(self) -> None:
         """Send what was collected; from now on its tensors may be written to."""
         outgoing, self.outgoing = self.outgoing, {}
-        for task, (items, frames) in outgoing.items():
-            self._session.host.forward(task, Parcel(self._session.client, tuple(items)), frames)
+        self.dispatch(outgoing)
         leaving, self.leaving = self.leaving, []
         for step in leaving:
             self._session.graph.finish(step)
 
-    def await_parcel(self, number: int, task: str, turn: int) -> None:
+    def dispatch(self, outgoing: Outgoing) -> None:
+        """Send values, of any thread; their tensors may be written to afterwards."""
+        for task, (items, frames) in outgoing.items():
+            parcel = Parcel(self._session.client, tuple(items))
+            if (lane := self.lane(task)) is not None:
+                lane.send(parcel, frames)
+            else:
+                self._session.host.forward(task, parcel, frames)
+
+    def lane(self, task: str) -> Lane | None:
+        """The short way to a task, if there is one; else tensors are sent later, from a copy."""
+        return self._session.neighbours.lane(task, lambda: self._session.host.address(task))
+
+    def await_parcel(self, number: int, task: str, turn: int) -> Value:
         """A value that another task sends, perhaps already has sent."""
         step = Step(_nothing)
-        value = self._session.values[number] = Value(Group(step), step)
+        value = Value(Group(step), step)
         with self._lock:
             early = self._early.pop((number, turn), None)
             if early is None and task not in self._lost:
                 self._session.graph.expect(step)
                 self._expected[number, turn] = (value, step, task)
-                return
+                return value
         step.done = True
         if early is not None:
             self._fill(value, *early)
         else:
             value.fault = _loss(task)
+        return value
 
     def _fill(self, value: Value, item: Item, frames: Frames) -> None:
         value.fault = item.fault

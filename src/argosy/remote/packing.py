@@ -5,6 +5,7 @@ The frames of a message are bytes (`uint8`), cut where the wire's limit on a fra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -71,23 +72,51 @@ def frame_count(packing: Packing) -> int:
     return math.ceil(_nbytes(packing) / MAX_FRAME_BYTES)
 
 
+class Shipping:
+    """Packs one value of a step that repeats, again and again: how its bytes lie is found out once."""
+
+    __slots__ = ("_count", "_packing")
+
+    def __init__(self) -> None:
+        self._packing: Packing | None = None
+        self._count = 0
+
+    def pack(self, tensor: torch.Tensor, copy: bool) -> tuple[Packing, list[torch.Tensor]]:
+        """See `pack`."""
+        if self._packing is not None and not copy and tensor.stride() == self._packing.stride:
+            return self._packing, [tensor.as_strided((self._count,), (1,)).view(torch.uint8)]
+        packing, frames = pack(tensor, copy)
+        plain = not tensor.is_conj() and not tensor.is_neg() and tensor.device.type == "cpu"
+        if plain and len(frames) == 1 and tensor.stride() == packing.stride:
+            self._packing, self._count = packing, tensor.numel()
+        return packing, frames
+
+
 def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensor; everything is checked against what came."""
-    dtype = dtype_of(packing.dtype)
-    if len(packing.shape) != len(packing.stride) or any(frame.dtype != torch.uint8 for frame in frames):
-        raise WireError(f"tensor: expected a stride a dimension and bytes, got {packing}")
-    if sum(frame.numel() for frame in frames) != _nbytes(packing):
-        raise WireError(f"tensor: expected {_nbytes(packing)} bytes, got other frames")
-    if not math.prod(packing.shape):
-        with _unwatched():
-            return torch.empty(packing.shape, dtype=dtype)
-    if dense_strides(packing.shape, packing.stride) != packing.stride:
-        raise WireError(f"tensor: expected strides without gaps, got {packing}")
+    dtype, nbytes = _checked(packing)
+    if any(frame.dtype != torch.uint8 for frame in frames):
+        raise WireError(f"tensor: expected bytes, got {packing}")
+    if sum(frame.numel() for frame in frames) != nbytes:
+        raise WireError(f"tensor: expected {nbytes} bytes, got other frames")
     with _unwatched():
+        if not nbytes:
+            return torch.empty(packing.shape, dtype=dtype)
         data = frames[0] if len(frames) == 1 else torch.cat(list(frames))
         if data.data_ptr() % _ALIGNMENT:  # a frame begins anywhere in its message's memory
             data = data.clone()
         return data.view(dtype).as_strided(packing.shape, packing.stride)
+
+
+@functools.lru_cache(4096)
+def _checked(packing: Packing) -> tuple[torch.dtype, int]:
+    """The dtype and the size of a tensor, if it is one that may travel."""
+    dtype = dtype_of(packing.dtype)
+    if len(packing.shape) != len(packing.stride):
+        raise WireError(f"tensor: expected a stride a dimension, got {packing}")
+    if math.prod(packing.shape) and dense_strides(packing.shape, packing.stride) != packing.stride:
+        raise WireError(f"tensor: expected strides without gaps, got {packing}")
+    return dtype, _nbytes(packing)
 
 
 def _nbytes(packing: Packing) -> int:

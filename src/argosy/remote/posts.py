@@ -72,7 +72,7 @@ class Post:
         if self.tape is not None:
             self.tape.append(batch)
         if not self.lost:
-            self._link.send(self.name, Work(batch), frames)
+            self._link.work(self.name, Work(batch), frames)
 
     def check(self) -> None:
         """A task that has gone takes no more work."""

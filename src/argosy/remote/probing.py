@@ -62,7 +62,7 @@ def _probe(
         except Exception as error:
             failed = session.fault_of(compiled.name, site, error)
             session.fault = None  # the client is told at once
-    session.host.answer(session.client, Reply(request, [] if failed else results, failed))
+    session.answer(Reply(request, [] if failed else results, failed))
 
 
 def _describe(output: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:

@@ -145,7 +145,8 @@ def infer(
     if func is aten.as_strided.default:
         return _as_strided(recipe, args, tensors)
     try:
-        with warnings.catch_warnings():
+        # Nobody watches: what meta tensors go through is no part of a program that is being recorded.
+        with warnings.catch_warnings(), torch._C._DisableTorchDispatch():
             warnings.simplefilter("ignore")
             returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
     except Exception:

@@ -6,27 +6,31 @@ helpers of its graph. What goes wrong stays with the values that depend on it, u
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
+from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
-from argosy.remote import records as codes
 from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
 from argosy.remote.mail import Mail
+from argosy.remote.neighbours import Neighbours
 from argosy.remote.packing import pack, unpack
-from argosy.remote.probing import probe
+from argosy.remote.reading import readers
 from argosy.remote.records import Template
+from argosy.remote.replaying import Plan
 from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
+
+# With so many operations waiting, no more are read: what a client sends ahead lies in its messages then.
+_AHEAD = 4096
 
 Batch = tuple[list[Any], Sequence[torch.Tensor]]
 
@@ -42,11 +46,11 @@ class Outside(Protocol):
     def answer(self, client: str, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
         """Send to the client."""
 
-    def copies(self, task: str) -> bool:
-        """Whether tensors for a task are sent later, from a copy."""
+    def address(self, task: str) -> Address:
+        """Where a task is reached."""
 
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
-        """Send to another task."""
+        """Send to a task of another machine."""
 
 
 class Session:
@@ -62,26 +66,34 @@ class Session:
         self.generator = torch.Generator()
         self.counts: Counter[str] = Counter()
         self.randomness = Value(Group())
-        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._inbox: deque[Batch] = deque()
         self.mail = Mail(self)
+        self.neighbours = Neighbours(client, self.mail.parcel, self.work)
         self._waits: list[int] = []
         self.fault: Fault | None = None
         self._closed = False
-        self.turn = 0  # of the captured step that is being replayed
         self.plans: dict[int, Plan] = {}
-        self.readers = _readers()
+        self._readers = readers(self)
         self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
         self._thread.start()
+
+    def answer(self, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
+        """Tell the client."""
+        if (lane := self.neighbours.to_client) is not None:
+            lane.send(reply, frames)
+        else:
+            self.host.answer(self.client, reply, frames)
 
     # --- from the host's loop -----------------------------------------------------------------------------
     def work(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
         """A message of the client."""
-        self._inbox.put((records, frames))
+        self._inbox.append((records, frames))
+        self.nudge()
 
     def close(self) -> None:
         """Stop after the step that is running, and let go of everything."""
         self._closed = True
-        self._inbox.put(None)
+        self.nudge()
 
     @property
     def alive(self) -> bool:
@@ -95,26 +107,14 @@ class Session:
     # --- the session's own thread -------------------------------------------------------------------------
     def nudge(self) -> None:
         """Let the session's thread look for what is ready."""
-        self._inbox.put(None)
+        self.neighbours.rouse()
 
     def _loop(self) -> None:
         prepare_thread()
+        self.neighbours.begin()
         try:
             while not self._closed:
-                if (step := self.graph.take(only_small=not self._inbox.empty())) is not None:
-                    if self.mail.outgoing and not step.sends:
-                        self.mail.send_parcels()
-                    step.run()
-                    if step.sends:
-                        self.mail.leaving.append(step)
-                    else:
-                        self.graph.finish(step)
-                elif self.mail.outgoing:
-                    self.mail.send_parcels()
-                elif self._waits and not self.graph.unfinished:
-                    self._answer_waits()
-                elif (item := self._inbox.get()) is not None:
-                    self.read(*item)
+                self._turn()
         except Exception:
             # Only a client that does not keep to the protocol comes here; it must not take the task with it.
             say(f"{self.host.task}: client {self.client} is cut off: {traceback.format_exc()}")
@@ -123,16 +123,40 @@ class Session:
             self.graph.close()
             self.values.clear()
             self.templates.clear()
+            self.plans.clear()
+            self.neighbours.close()
 
-    def read(
-        self,
-        records: list[Any],
-        frames: Sequence[torch.Tensor],
-        templates: dict[int, Compiled] | None = None,
-    ) -> None:
+    def _turn(self) -> None:
+        """The next thing to do: what is ready, what is to be sent or answered, what has come; or sleep."""
+        if (step := self.graph.take(only_small=bool(self._inbox))) is not None:
+            if self.mail.outgoing and not step.sends:
+                self.mail.send_parcels()
+            step.run()
+            if step.sends:
+                self.mail.leaving.append(step)
+            else:
+                self.graph.finish(step)
+        elif self.mail.outgoing:
+            self.mail.send_parcels()
+        elif self._waits and not self.graph.unfinished:
+            self._answer_waits()
+        elif self._inbox and self.graph.unfinished < _AHEAD:
+            self.read(*self._inbox.popleft())
+        else:
+            self.neighbours.sleep(self._has_news)
+
+    def _has_news(self) -> bool:
+        """Whether there is something to do but what neighbours may bring."""
+        if self._closed or not self.graph.idle:
+            return True
+        return (bool(self._inbox) and self.graph.unfinished < _AHEAD) or (
+            bool(self._waits) and not self.graph.unfinished
+        )
+
+    def read(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
         """Carry records out, in order: run what can be run, take in what has to wait."""
         position, end = 0, len(records)
-        templates, values = templates or self.templates, self.values
+        templates, values = self.templates, self.values
         while position < end:
             number = records[position]
             if number >= 0:
@@ -148,8 +172,8 @@ class Session:
                 )
                 position += compiled.width
             else:
-                width, reader = self.readers[number]
-                reader(self, *records[position + 1 : position + width], frames)
+                width, reader = self._readers[number]
+                reader(*records[position + 1 : position + width], frames)
                 position += width
 
     def run(
@@ -176,13 +200,20 @@ class Session:
         self.submit(step, reads, writes, outputs)
 
     def submit(
-        self, step: Step, reads: Sequence[Value], writes: Sequence[Value], outputs: Sequence[Value] = ()
+        self,
+        step: Step,
+        reads: Sequence[Value],
+        writes: Sequence[Value],
+        outputs: Sequence[Value] = (),
+        after: Sequence[Step] = (),
     ) -> None:
         """Run a step now or when its time has come."""
         if writes and self.mail.outgoing:
             self.mail.send_parcels()  # of steps that the graph does not know, as they ran at once
-        if self.graph.add(step, reads, writes):
+        if self.graph.add(step, reads, writes, after):
             step.run()
+            step.done = True
+            step.let_go()
             return
         for value in outputs:
             value.maker = step
@@ -250,16 +281,18 @@ class Session:
 
     def send(self, value: int, task: str, there: int, site: int, _: Sequence[torch.Tensor]) -> None:
         """SEND"""
-        self.mail.hand_over(self.values[value], task, there, self.turn, site)
+        self.mail.hand_over(self.values[value], task, there, site)
 
     def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
         """EXPECT"""
-        self.mail.await_parcel(value, task, self.turn)
+        self.values[value] = self.mail.await_parcel(value, task, 0)
 
     def fetch(self, request: int, wanted: list[int], _: Sequence[torch.Tensor]) -> None:
         """FETCH"""
         values = [self.values[each] for each in wanted]
-        self.submit(Step(lambda: self._fetch(request, values)), values, [])
+        step = Step(lambda: self._fetch(request, values))
+        step.urgent = True
+        self.submit(step, values, [])
 
     def _fetch(self, request: int, values: Sequence[Value]) -> None:
         packings, frames = [], []
@@ -271,19 +304,17 @@ class Session:
                 except Exception as error:
                     fault = self.fault_of("fetch", -1, error)
             if fault is not None:
-                self.host.answer(self.client, Reply(request, [], fault))
+                self.answer(Reply(request, [], fault))
                 return
             packings.append(packing)
             frames += bytes_of_it
-        self.host.answer(self.client, Reply(request, packings), frames)
+        self.answer(Reply(request, packings), frames)
 
     def record(
         self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any
     ) -> None:
         """RECORD"""
-        self.plans[plan] = Plan(
-            records, [each for each in made if each not in set(kept)], dict(self.templates)
-        )
+        self.plans[plan] = Plan(records, feeds, kept, dict(self.templates))
 
     def replay(
         self,
@@ -295,24 +326,14 @@ class Session:
         frames: Sequence[torch.Tensor],
     ) -> None:
         """REPLAY"""
-        plan, values = self.plans[number], self.values
-        for value, packing, first, count in feeds:
-            self.put(value, packing, first, count, frames)
-        for alias, value in binds:
-            values[alias] = values[value]
-        self.turn = turn
-        self.read(plan.records, frames, plan.templates)
-        self.turn = 0
-        for value, name in outputs:
-            values[name] = values[value]
-        for value in plan.passing:
-            values.pop(value, None)
-        for alias, _ in binds:
-            del values[alias]
+        if self.mail.outgoing:
+            self.mail.send_parcels()
+        self.plans[number].replay(self, turn, feeds, binds, outputs, frames)
 
     def unrecord(self, plan: int, _: Sequence[torch.Tensor]) -> None:
         """UNRECORD"""
-        self.plans.pop(plan, None)
+        if (gone := self.plans.pop(plan, None)) is not None:
+            self.counts += gone.count()
 
     def alias(self, value: int, other: int, _: Sequence[torch.Tensor]) -> None:
         """ALIAS"""
@@ -338,6 +359,8 @@ class Session:
             if compiled.runs:
                 self.counts[compiled.name] += compiled.runs
                 compiled.runs = 0
+        for plan in self.plans.values():
+            self.counts += plan.count()
 
     def report(self, request: int, _: Sequence[torch.Tensor]) -> None:
         """REPORT"""
@@ -345,7 +368,7 @@ class Session:
         values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
         memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
         results = [dict(self.counts), len(self.values), sum(memory.values())]
-        self.host.answer(self.client, Reply(request, results))
+        self.answer(Reply(request, results))
 
     def wait(self, request: int, _: Sequence[torch.Tensor]) -> None:
         """WAIT"""
@@ -356,43 +379,9 @@ class Session:
     def _answer_waits(self) -> None:
         fault, self.fault = self.fault, None
         for request in self._waits:
-            self.host.answer(self.client, Reply(request, [], fault))
+            self.answer(Reply(request, [], fault))
         self._waits.clear()
-
-
-class Plan:
-    """A captured step: its records, the values that are gone after it, and the operations that it knows."""
-
-    def __init__(self, records: list[Any], passing: list[int], templates: dict[int, Compiled]) -> None:
-        self.records = records
-        self.passing = passing
-        self.templates = templates
 
 
 def _seed(generator: torch.Generator, seed: int) -> None:
     generator.manual_seed(seed)
-
-
-Reader = tuple[int, Callable[..., None]]
-
-
-def _readers() -> dict[int, Reader]:
-    """How long each record is, and what it is read by."""
-    methods: dict[int, Callable[..., None]] = {
-        codes.DEFINE: Session.define,
-        codes.PUT: Session.put,
-        codes.SEND: Session.send,
-        codes.EXPECT: Session.expect,
-        codes.FETCH: Session.fetch,
-        codes.PROBE: probe,
-        codes.SEED: Session.seed,
-        codes.DROP: Session.drop,
-        codes.FORGET: Session.forget,
-        codes.REPORT: Session.report,
-        codes.WAIT: Session.wait,
-        codes.RECORD: Session.record,
-        codes.REPLAY: Session.replay,
-        codes.UNRECORD: Session.unrecord,
-        codes.ALIAS: Session.alias,
-    }
-    return {code: (codes.WIDTHS[code], method) for code, method in methods.items()}

@@ -1,0 +1,280 @@
+"""A captured step, looked through once: which of its records can run in a row, and what each row waits for.
+
+Pure: no tensors, no threads. All records that need the same values from other tasks, those included that they
+need by way of others, become one *segment*. It is ready exactly when its records would be, so nothing waits
+longer than it has to, and inside a segment nothing is scheduled at all. What is sent to another task leaves
+as soon as it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.errors import WireError
+from argosy.remote.compiled import Compiled
+from argosy.remote.records import DROP, EXPECT, SEND, WIDTHS
+
+# Branches that take longer than this, in seconds, are worth a thread each.
+_WORTH_A_THREAD = 1e-3
+
+
+@dataclass
+class Item:
+    """An operation, or a value that is sent. Slots are places in a list that each replay has of its own."""
+
+    index: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    compiled: Compiled | None = None
+    floats: tuple[float, ...] = ()
+    site: int = -1
+    task: str = ""
+    there: int = 0
+    needs: int = 0  # the values from elsewhere that it depends on, one bit each
+    after: set[int] = field(default_factory=set)
+    home: int = -1  # of what is sent: the item after which it can leave
+
+
+@dataclass
+class Memory:
+    """What slots share that are views of one another."""
+
+    made: int = 0
+    touched: int = 0
+    writer: int = -1
+    readers: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Slot:
+    """A value of the step."""
+
+    number: int
+    memory: int
+    needs: int = 0
+    maker: int = -1
+
+
+@dataclass
+class Segment:
+    """Records that run in a row. `after`: the segments before it; `loads`: slots that are filled from
+    outside.
+    """
+
+    items: list[Item]
+    after: list[int] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
+    touches: set[int] = field(default_factory=set)  # memory that it reads or writes to
+    alters: set[int] = field(default_factory=set)
+    makes: list[int] = field(default_factory=list)
+    dies: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # after which item which slots are needed no more
+
+
+class Analysis:
+    """The records of one task's share of a step."""
+
+    def __init__(
+        self,
+        records: Sequence[Any],
+        templates: Mapping[int, Compiled],
+        feeds: Collection[int],
+        alike: Mapping[int, int],
+    ) -> None:
+        """`alike` gives values from before the step that share memory the same number."""
+        self.items: list[Item] = []
+        self.slots: list[Slot] = [Slot(-1, -1)]
+        self.memories: list[Memory] = []
+        self.slot_of: dict[int, int] = {}
+        self.feeds: dict[int, int] = {}
+        self.parcels: list[tuple[int, str, int]] = []
+        self.externals: dict[int, int] = {}
+        self._alike = alike
+        self._shared: dict[int, int] = {}
+        self._randomness = self._memory()
+        self.random: set[int] = set()
+        for number in feeds:
+            self.feeds[number] = self._slot(number, self._memory())
+        self._read(records, templates)
+
+    # --- reading ------------------------------------------------------------------------------------------
+    def _memory(self) -> int:
+        self.memories.append(Memory())
+        return len(self.memories) - 1
+
+    def _slot(self, number: int, memory: int) -> int:
+        self.slots.append(Slot(number, memory))
+        self.slot_of[number] = len(self.slots) - 1
+        return len(self.slots) - 1
+
+    def _find(self, number: int) -> int:
+        """The slot of a value; one that nothing here has made was there before."""
+        if (found := self.slot_of.get(number)) is not None:
+            return found
+        alike = self._alike.get(number, number)
+        if alike not in self._shared:
+            self._shared[alike] = self._memory()
+        self.externals[number] = self._slot(number, self._shared[alike])
+        return self.externals[number]
+
+    def _read(self, records: Sequence[Any], templates: Mapping[int, Compiled]) -> None:
+        position = 0
+        while position < len(records):
+            code = records[position]
+            if code >= 0:
+                compiled = templates[code]
+                self._read_operation(compiled, records[position : position + compiled.width])
+                position += compiled.width
+                continue
+            record = records[position + 1 : position + WIDTHS[code]]
+            position += WIDTHS[code]
+            if code == EXPECT:
+                slot = self._slot(record[0], self._memory())
+                bit = 1 << len(self.parcels)
+                self.parcels.append((record[0], record[1], slot))
+                self.slots[slot].needs = bit
+                memory = self.memories[self.slots[slot].memory]
+                memory.made = memory.touched = bit
+            elif code == SEND:
+                value, task, there, site = record
+                item = Item(len(self.items), (self._find(value),), site=site, task=task, there=there)
+                self._add(item)
+                slots, memories = self.slots[item.inputs[0]], self.memories
+                item.home = max(slots.maker, memories[slots.memory].writer)
+            elif code != DROP:
+                raise WireError(f"step: expected what can be repeated, got record {code}")
+
+    def _read_operation(self, compiled: Compiled, record: Sequence[Any]) -> None:
+        last = 3 + compiled.inputs
+        inputs = tuple(self._find(number) for number in record[3:last])
+        item = Item(
+            len(self.items),
+            inputs,
+            writes=tuple(inputs[each] for each in compiled.mutates),
+            compiled=compiled,
+            floats=tuple(record[last:]),
+            site=record[1],
+        )
+        self._add(item)
+        made = []
+        for number in range(compiled.outputs):
+            view = compiled.views[number]
+            memory = self._memory() if view < 0 else self.slots[inputs[view]].memory
+            slot = self._slot(record[2] + number, memory)
+            self.slots[slot].needs, self.slots[slot].maker = item.needs, item.index
+            if view < 0:
+                fresh = self.memories[memory]
+                fresh.made = fresh.touched = item.needs
+                fresh.writer = item.index
+            made.append(slot)
+        item.outputs = tuple(made)
+
+    def _add(self, item: Item) -> None:
+        """What an item needs and comes after: as in a program that runs line by line."""
+        reads = {self.slots[slot].memory for slot in item.inputs}
+        writes = {self.slots[slot].memory for slot in item.writes}
+        if item.compiled is not None and item.compiled.random:
+            reads.add(self._randomness)
+            writes.add(self._randomness)
+            self.random.add(item.index)
+        for slot in item.inputs:
+            item.needs |= self.slots[slot].needs
+            item.after.add(self.slots[slot].maker)
+        for each in reads:
+            item.needs |= self.memories[each].made
+            item.after.add(self.memories[each].writer)
+        for each in writes:
+            item.needs |= self.memories[each].touched
+            item.after.update(self.memories[each].readers)
+        for each in reads - writes:
+            self.memories[each].touched |= item.needs
+            self.memories[each].readers.append(item.index)
+        for each in writes:
+            memory = self.memories[each]
+            memory.made = memory.touched = item.needs
+            memory.writer, memory.readers = item.index, []
+        item.after.discard(-1)
+        self.items.append(item)
+
+    # --- cutting ------------------------------------------------------------------------------------------
+    def segments(
+        self, returned: Collection[int], kept: Collection[int], costs: Sequence[float] = ()
+    ) -> list[Segment]:
+        """The step in segments, each after those that it comes after. A value that is returned ends one, as
+        somebody may wait for it. With the `costs` of the items, long branches get segments of their own.
+        """
+        cuts = {self.slots[slot].maker for slot in returned}
+        branch = self._branches(costs) if costs else [0] * len(self.items)
+        passed: dict[int, int] = {}
+        groups: dict[tuple[int, int, int, int], list[Item]] = {}
+        for item in self._in_order():
+            needs = item.needs
+            key = (needs.bit_count(), passed.get(needs, 0), needs, branch[item.index])
+            groups.setdefault(key, []).append(item)
+            if item.index in cuts:
+                passed[needs] = passed.get(needs, 0) + 1
+        made = [Segment(groups[key]) for key in sorted(groups, key=lambda key: key[:2])]
+        self._connect(made, {*returned, *kept})
+        return made
+
+    def _in_order(self) -> Iterator[Item]:
+        """The program, with what is sent moved forward to where it is made."""
+        leaving: dict[int, list[Item]] = {}
+        for item in self.items:
+            if item.compiled is None:
+                leaving.setdefault(item.home, []).append(item)
+        yield from leaving.get(-1, ())
+        for item in self.items:
+            if item.compiled is not None:
+                yield item
+                yield from leaving.get(item.index, ())
+
+    def _branches(self, costs: Sequence[float]) -> list[int]:
+        """Items that hang together, among those with the same needs: 0 for all that is not worth a
+        thread.
+        """
+        root = list(range(len(self.items)))
+
+        def find(index: int) -> int:
+            while root[index] != index:
+                index = root[index] = root[root[index]]
+            return index
+
+        for item in self.items:
+            for before in item.after:
+                if self.items[before].needs == item.needs:
+                    root[find(item.index)] = find(before)
+        total = [0.0] * len(self.items)
+        for item, cost in zip(self.items, costs, strict=True):
+            total[find(item.index)] += cost
+        return [each if total[each := find(i)] > _WORTH_A_THREAD else 0 for i in range(len(self.items))]
+
+    def _connect(self, made: Sequence[Segment], visible: Collection[int]) -> None:
+        where = {item.index: number for number, segment in enumerate(made) for item in segment.items}
+        users: dict[int, set[int]] = {}
+        outside = {*self.externals.values(), *(slot for _, _, slot in self.parcels)}
+        for number, segment in enumerate(made):
+            after: set[int] = set()
+            for item in segment.items:
+                after.update(where[each] for each in item.after)
+                for slot in (*item.inputs, *item.outputs):
+                    users.setdefault(slot, set()).add(number)
+            read = {slot for item in segment.items for slot in item.inputs}
+            written = {slot for item in segment.items for slot in item.writes}
+            segment.after = sorted(after - {number})
+            segment.loads = sorted(read & outside)
+            segment.touches = {self.slots[slot].memory for slot in read}
+            segment.alters = {self.slots[slot].memory for slot in written}
+            segment.makes = [slot for item in segment.items for slot in item.outputs]
+        for segment in made:
+            last: dict[int, int] = {}
+            for position, item in enumerate(segment.items):
+                for slot in (*item.inputs, *item.outputs):
+                    if len(users[slot]) == 1 and slot not in visible:
+                        last[slot] = position
+            for slot, position in last.items():
+                segment.dies.setdefault(position, []).append(slot)

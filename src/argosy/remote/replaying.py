@@ -1,0 +1,175 @@
+"""A captured step on its task: looked through at its first replay, and turned into rows that repeat.
+
+For the graph a row is one step among others: it waits for what it reads and for the readers of what it
+writes, of uncaptured work and of other captured steps alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from argosy.remote.analysis import Analysis
+from argosy.remote.compiled import Compiled
+from argosy.remote.graph import Group, Step, Value
+from argosy.remote.packing import unpack
+from argosy.remote.rows import Replay, Row
+from argosy.wire.remote_headers import Packing
+
+if TYPE_CHECKING:
+    from argosy.remote.session import Session
+
+Pattern = tuple[int, ...]
+
+
+class Plan:
+    """A captured step: its records, the values that outlive it, and the operations that it knows."""
+
+    def __init__(
+        self,
+        records: list[Any],
+        feeds: Collection[int],
+        kept: Collection[int],
+        templates: dict[int, Compiled],
+    ) -> None:
+        self._records = records
+        self._feeds = feeds
+        self._kept = kept
+        self._templates = templates
+        self._externals = list(Analysis(records, templates, feeds, {}).externals)
+        self._programs: dict[tuple[Pattern, Pattern], Program] = {}
+
+    def replay(
+        self,
+        session: Session,
+        turn: int,
+        feeds: Sequence[Any],
+        binds: Sequence[Any],
+        outputs: Sequence[Any],
+        frames: Sequence[torch.Tensor],
+    ) -> None:
+        """Do it once more."""
+        values = session.values
+        for alias, value in binds:
+            values[alias] = values[value]
+        given = [values[number] for number in self._externals]
+        for alias, _ in binds:
+            del values[alias]
+        first: dict[int, int] = {}
+        pattern = tuple(first.setdefault(id(each.group), place) for place, each in enumerate(given))
+        returned = tuple(number for number, _ in outputs)
+        program = self._programs.get((pattern, returned))
+        if program is None:
+            alike = {n: self._externals[place] for n, place in zip(self._externals, pattern, strict=True)}
+            analysis = Analysis(self._records, self._templates, self._feeds, alike)
+            program = self._programs[pattern, returned] = Program(analysis, returned, self._kept)
+        made = program.start(session, turn, given, feeds, frames)
+        for number in self._kept:
+            if number in made:
+                values[number] = made[number]
+        for number, name in outputs:
+            values[name] = made[number]
+
+    def count(self) -> Counter[str]:
+        """What has run since the last time, as operations and how often."""
+        total: Counter[str] = Counter()
+        for program in self._programs.values():
+            for row in program.rows:
+                for name in row.counted:
+                    total[name] += row.runs
+                row.runs = 0
+        return total
+
+
+class Program:
+    """The rows of a plan, for values that share memory in one way."""
+
+    def __init__(self, analysis: Analysis, returned: Collection[int], kept: Collection[int]) -> None:
+        self._analysis = analysis
+        self._returned = {analysis.slot_of[number] for number in returned}
+        self._kept = {analysis.slot_of[number] for number in kept if number in analysis.slot_of}
+        self._costs = [0.0] * len(analysis.items)
+        outside = (*analysis.externals.values(), *(slot for _, _, slot in analysis.parcels))
+        # For memory from outside, a slot that it came in.
+        self._came_in = {analysis.slots[slot].memory: slot for slot in outside}
+        self._branched = False
+        self._make_rows()
+
+    def _make_rows(self) -> None:
+        analysis, known = self._analysis, self._branched
+        segments = analysis.segments(self._returned, self._kept, self._costs if known else ())
+        self.rows = [Row(analysis, segment, self._costs, known) for segment in segments]
+        self._random = [any(item.index in analysis.random for item in each.items) for each in segments]
+        self._reads = [
+            [*each.loads, *(self._came_in[m] for m in sorted(each.touches) if m in self._came_in)]
+            for each in segments
+        ]
+        self._writes = [[self._came_in[m] for m in each.alters if m in self._came_in] for each in segments]
+
+    def start(
+        self,
+        session: Session,
+        turn: int,
+        given: Sequence[Value],
+        feeds: Sequence[Any],
+        frames: Sequence[torch.Tensor],
+    ) -> dict[int, Value]:
+        """Begin a replay; the values that are to be seen outside, by their numbers in the recording."""
+        if not self._branched and session.graph.has_helpers and all(row.is_known for row in self.rows):
+            self._branched = True
+            self._make_rows()
+        analysis = self._analysis
+        frame: list[Any] = [None] * len(analysis.slots)
+        values = dict(zip(analysis.externals.values(), given, strict=True))
+        for number, packing, first, count in feeds:
+            made = unpack(msgspec.convert(packing, Packing), frames[first : first + count])
+            frame[analysis.feeds[number]] = made
+        for number, task, slot in analysis.parcels:
+            values[slot] = session.mail.await_parcel(number, task, turn)
+        replay = Replay(session, turn, frame, values)
+        steps = [_step(row, replay) for row in self.rows]
+        seen = self._show(values, frame, steps)
+        for number, (row, step) in enumerate(zip(self.rows, steps, strict=True)):
+            reads = [values[slot] for slot in self._reads[number]]
+            writes = [values[slot] for slot in self._writes[number]]
+            if self._random[number]:
+                reads.append(session.randomness)
+                writes.append(session.randomness)
+            session.submit(step, reads, writes, after=[steps[each] for each in row.segment.after])
+        return seen
+
+    def _show(self, values: dict[int, Value], frame: list[Any], steps: Sequence[Step]) -> dict[int, Value]:
+        """Values for those slots that are to be seen outside, with the rows that others must wait for."""
+        slots, seen = self._analysis.slots, {}
+        groups: dict[int, Group] = {}
+        for slot in {*self._returned, *self._kept}:
+            memory = slots[slot].memory
+            if slot not in values:
+                if memory in self._came_in:
+                    group = values[self._came_in[memory]].group
+                elif memory in groups:
+                    group = groups[memory]
+                else:
+                    group = groups[memory] = Group()
+                value = values[slot] = Value(group)
+                value.tensor = frame[slot]  # of what was fed
+            seen[slots[slot].number] = values[slot]
+        for row, step in zip(self.rows, steps, strict=True):
+            for slot in row.segment.makes:
+                if slot in values:
+                    values[slot].maker = step
+                    if slots[slot].memory in groups:
+                        groups[slots[slot].memory].writer = step
+            for memory in row.segment.touches & groups.keys():
+                groups[memory].readers.append(step)
+            for memory in row.segment.alters & groups.keys():
+                groups[memory].writer = step
+        return seen
+
+
+def _step(row: Row, replay: Replay) -> Step:
+    return Step(lambda: row.run(replay), row.heavy)

@@ -1,0 +1,325 @@
+"""A segment of a captured step, made ready: a list of calls that one thread makes, one after the other.
+
+The first few times each call is checked and timed; after that it is the bare operation with its arguments in
+place. What goes wrong in the middle does not stop a row: what does not depend on it is done, as ever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from argosy.remote.analysis import Analysis, Item, Segment
+from argosy.remote.compiled import HEAVY, Bare, Compiled
+from argosy.remote.graph import Value
+from argosy.remote.packing import Shipping
+from argosy.wire.remote_headers import Fault
+from argosy.wire.remote_headers import Item as Sent
+
+if TYPE_CHECKING:
+    from argosy.remote.mail import Outgoing
+    from argosy.remote.session import Session
+
+# So many times a row is checked and timed.
+_TRIALS = 3
+# Before an operation that takes longer than this, in seconds, what waits to be sent is sent if it is much.
+_LONG = 60e-6
+_MUCH = 128 * 1024
+
+Frame = list[Any]
+Call = Callable[[Frame, "Run"], None]
+
+
+class Replay:
+    """One turn of a captured step: its values, and what is wrong with some of them."""
+
+    def __init__(self, session: Session, turn: int, frame: Frame, values: dict[int, Value]) -> None:
+        self.session = session
+        self.turn = turn
+        self.frame = frame
+        self.values = values  # of the slots that others know: from outside, or to be seen there
+        self.faults: dict[int, Fault] = {}
+        self.spoilt: dict[int, Fault] = {}  # memory that was to be written to
+
+
+class Run:
+    """One row of one replay, while it runs: what it has to send."""
+
+    __slots__ = ("outgoing", "replay", "size")
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.outgoing: Outgoing = {}
+        self.size = 0
+
+    def post(self, task: str, sent: Sent, frames: list[torch.Tensor]) -> None:
+        """Something to send."""
+        items, all_frames = self.outgoing.setdefault(task, ([], []))
+        items.append(sent)
+        all_frames += frames
+        for frame in frames:
+            self.size += frame.numel()
+
+    def flush(self) -> None:
+        """Send it."""
+        if self.outgoing:
+            outgoing, self.outgoing = self.outgoing, {}
+            self.size = 0
+            self.replay.session.mail.dispatch(outgoing)
+
+
+class Row:
+    """See the module. A replay runs it once; replays that could meet in it come one after another."""
+
+    def __init__(self, analysis: Analysis, segment: Segment, costs: list[float], is_known: bool) -> None:
+        self.segment = segment
+        self.runs = 0  # without checks; an operation that is checked counts itself
+        self.counted: list[str] = []  # what such a run has run
+        self._memory_of = [slot.memory for slot in analysis.slots]
+        self._costs = costs
+        self._trials_left = 0 if is_known else _TRIALS
+        self._careful = [_careful(item) for item in segment.items]
+        self._calls: list[Call] = []
+        self._owners: list[int] = []  # of each call, the item that it belongs to
+        self._build()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its calls have been checked and timed."""
+        return not self._trials_left
+
+    @property
+    def heavy(self) -> bool:
+        """Whether it is worth a thread beside others."""
+        return self.is_known and sum(self._costs[item.index] for item in self.segment.items) > HEAVY
+
+    def _build(self) -> None:
+        """The calls: what waits to be sent leaves before it is written to, and before what takes long."""
+        self._calls, self._owners, self.counted = [], [], []
+        waiting: set[int] = set()
+        grad: bool | None = None
+
+        def add(call: Call) -> None:
+            self._calls.append(call)
+            self._owners.append(position)
+
+        for position, item in enumerate(self.segment.items):
+            dies = self.segment.dies.get(position, ())
+            if item.compiled is None:
+                add(_sender(item))
+                waiting.add(self._memory_of[item.inputs[0]])
+                if dies:
+                    add(_forgetter(dies))
+                continue
+            written = {self._memory_of[slot] for slot in item.writes}
+            if written & waiting:
+                add(_flush)
+                waiting.clear()
+            elif waiting and self._costs[item.index] > _LONG:
+                add(_flush_much)
+            if item.compiled.grad is not grad:
+                grad = item.compiled.grad
+                add(_set_grad if grad else _set_no_grad)
+            add(self._operation(item, item.compiled, dies) if self.is_known else self._careful[position])
+
+    def _operation(self, item: Item, compiled: Compiled, dies: Sequence[int]) -> Call:
+        bare = compiled.bare(item.floats)
+        if bare is None:
+            return _then_forget(_careful(item), dies)
+        self.counted.append(compiled.name)
+        return _bare(item, bare, dies)
+
+    def run(self, replay: Replay) -> None:
+        """Do it all; what others may see of it is there afterwards."""
+        run, frame = Run(replay), replay.frame
+        self._load(replay)
+        position, begin = 0, 0
+        if replay.faults or replay.spoilt:
+            self._limp(replay, run, 0)
+        else:
+            try:
+                if self._trials_left:
+                    self._try_out(frame, run)
+                else:
+                    for call in self._calls:
+                        call(frame, run)
+                        position += 1
+                    self.runs += 1
+            except _Failed as failed:
+                begin = self._fail(replay, failed.position, failed.error)
+            except Exception as error:
+                begin = self._fail(replay, position, error)
+            if begin:
+                self._limp(replay, run, begin)
+        run.flush()
+        self._publish(replay)
+
+    def _try_out(self, frame: Frame, run: Run) -> None:
+        spent = [0.0] * len(self.segment.items)
+        for position, call in enumerate(self._calls):
+            began = time.perf_counter()
+            try:
+                call(frame, run)
+            except Exception as error:
+                raise _Failed(position, error) from None
+            spent[self._owners[position]] = time.perf_counter() - began
+        first = self._trials_left == _TRIALS
+        for item, seconds in zip(self.segment.items, spent, strict=True):
+            self._costs[item.index] = seconds if first else min(seconds, self._costs[item.index])
+        self._trials_left -= 1
+        if not self._trials_left:
+            self._build()
+
+    def _load(self, replay: Replay) -> None:
+        frame, values = replay.frame, replay.values
+        for slot in self.segment.loads:
+            value = values[slot]
+            if value.fault is not None or value.group.fault is not None:
+                replay.faults[slot] = value.fault or value.group.fault  # type: ignore[assignment]
+            frame[slot] = value.tensor
+
+    def _publish(self, replay: Replay) -> None:
+        values, frame = replay.values, replay.frame
+        for slot in self.segment.makes:
+            if (value := values.get(slot)) is not None:
+                value.tensor = frame[slot]
+                value.fault = replay.faults.get(slot)
+        if replay.spoilt:
+            for slot, value in values.items():
+                if (fault := replay.spoilt.get(self._memory_of[slot])) is not None:
+                    value.group.fault = fault
+
+    # --- when something is wrong --------------------------------------------------------------------------
+    def _fail(self, replay: Replay, position: int, error: Exception) -> int:
+        """Note what a call's exception spoils; the position of the next item."""
+        owner = self._owners[position]
+        item = self.segment.items[owner]
+        name = "send" if item.compiled is None else item.compiled.name
+        self._spoil(replay, item, replay.session.fault_of(name, item.site, error))
+        return owner + 1
+
+    def _spoil(self, replay: Replay, item: Item, fault: Fault) -> None:
+        for slot in item.outputs:
+            replay.faults[slot] = fault
+        for slot in item.writes:
+            replay.spoilt[self._memory_of[slot]] = fault
+
+    def _limp(self, replay: Replay, run: Run, begin: int) -> None:
+        """From an item on, do what depends on nothing that is wrong."""
+        for item, call in zip(self.segment.items[begin:], self._careful[begin:], strict=True):
+            wrong = [
+                replay.faults.get(slot) or replay.spoilt.get(self._memory_of[slot]) for slot in item.inputs
+            ]
+            fault = next((each for each in wrong if each is not None), None)
+            if item.compiled is None:
+                run.flush()  # what was to be sent before may be written to next
+                if fault is not None:
+                    run.post(item.task, Sent(item.there, replay.turn, None, fault), [])
+                    continue
+            elif fault is not None:
+                self._spoil(replay, item, fault)
+                continue
+            try:
+                call(replay.frame, run)
+                run.flush()
+            except Exception as error:
+                name = "send" if item.compiled is None else item.compiled.name
+                self._spoil(replay, item, replay.session.fault_of(name, item.site, error))
+
+
+class _Failed(Exception):
+    """The call at this position has raised."""
+
+    def __init__(self, position: int, error: Exception) -> None:
+        super().__init__(position)
+        self.position = position
+        self.error = error
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+def _flush(_: Frame, run: Run) -> None:
+    run.flush()
+
+
+def _flush_much(_: Frame, run: Run) -> None:
+    if run.size > _MUCH:
+        run.flush()
+
+
+def _set_grad(_: Frame, run: Run) -> None:
+    torch._C._set_grad_enabled(True)
+
+
+def _set_no_grad(_: Frame, run: Run) -> None:
+    torch._C._set_grad_enabled(False)
+
+
+def _forgetter(dies: Sequence[int]) -> Call:
+    def call(frame: Frame, run: Run) -> None:
+        for slot in dies:
+            frame[slot] = None
+
+    return call
+
+
+def _sender(item: Item) -> Call:
+    """A value for another task."""
+    slot, task, there, shipping = item.inputs[0], item.task, item.there, Shipping()
+
+    def call(frame: Frame, run: Run) -> None:
+        replay = run.replay
+        packing, frames = shipping.pack(frame[slot], copy=replay.session.mail.lane(task) is None)
+        run.post(task, Sent(there, replay.turn, packing), frames)
+
+    return call
+
+
+def _careful(item: Item) -> Call:
+    """An operation with everything checked."""
+    if item.compiled is None:
+        return _sender(item)
+    compiled, floats = item.compiled, item.floats
+
+    def call(frame: Frame, run: Run) -> None:
+        tensors = [frame[slot] for slot in item.inputs]
+        for slot, tensor in zip(
+            item.outputs, compiled.call(tensors, floats, run.replay.session.generator), strict=True
+        ):
+            frame[slot] = tensor
+
+    return call
+
+
+def _then_forget(careful: Call, dies: Sequence[int]) -> Call:
+    def call(frame: Frame, run: Run) -> None:
+        careful(frame, run)
+        for slot in dies:
+            frame[slot] = None
+
+    return call
+
+
+def _bare(item: Item, bare: Bare, dies: Sequence[int]) -> Call:
+    """The operation itself, its arguments in place; slots that die with it are emptied."""
+    operation, arguments, kwargs, is_single = bare.operation, bare.arguments, bare.kwargs, bare.is_single
+    fill = [(position, item.inputs[number]) for position, number in bare.holes]
+    outputs = list(zip(item.outputs, bare.picks, strict=True))
+    only = item.outputs[0] if is_single else 0
+
+    def call(frame: Frame, run: Run) -> None:
+        args = arguments.copy()
+        for position, slot in fill:
+            args[position] = frame[slot]
+        returned = operation(*args, **kwargs)
+        if is_single:
+            frame[only] = returned
+        else:
+            for slot, pick in outputs:
+                frame[slot] = returned[pick]
+        for slot in dies:
+            frame[slot] = None
+
+    return call

@@ -1,0 +1,131 @@
+"""Captured steps, looked through: which records run in a row, what a row waits for, and what goes wrong in
+one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clusters import cluster_here
+
+import argosy
+from argosy.remote.analysis import Analysis
+from argosy.remote.compiled import Compiled
+from argosy.remote.records import EXPECT, SEND, TENSOR, Result, Template
+
+FIRST, SECOND = "/job:worker/task:0", "/job:worker/task:1"
+
+
+def operation(number: int, name: str, inputs: int, mutates: tuple[int, ...] = ()) -> Compiled:
+    results = () if mutates else (Result((2,), (1,), "float32"),)
+    picks = () if mutates else (0,)
+    args = [[TENSOR] for _ in range(inputs)]
+    template = Template(number, name, args, {}, inputs, 0, "cpu:0", picks, results, mutates)
+    return Compiled(template, torch.device("cpu"))
+
+
+TEMPLATES = {0: operation(0, "aten::relu", 1), 1: operation(1, "aten::add_.Tensor", 2, (0,))}
+
+
+def shape_of(records: list[object], returned: tuple[int, ...] = ()) -> list[list[str]]:
+    analysis = Analysis(records, TEMPLATES, (), {})
+    segments = analysis.segments([analysis.slot_of[each] for each in returned], ())
+    return [
+        ["send" if item.compiled is None else item.compiled.name.partition("::")[2] for item in each.items]
+        for each in segments
+    ]
+
+
+def test_what_needs_the_same_parcels_is_one_row_and_what_is_sent_leaves_when_it_is_made() -> None:
+    parameter, other, mine, here, there = 1, 2, 10, 11, 12
+    records: list[object] = [EXPECT, mine, SECOND, EXPECT, other, SECOND]
+    records += [0, -1, here, mine]  # needs one parcel
+    records += [0, -1, there, parameter]  # needs none
+    records += [1, -1, 0, there, other]  # needs the other
+    records += [SEND, here, SECOND, 99, -1]
+    assert shape_of(records) == [["relu"], ["relu", "send"], ["add_.Tensor"]]
+
+
+def test_a_writer_comes_after_the_readers_before_it() -> None:
+    parameter, gradient, seen = 1, 10, 11
+    records: list[object] = [
+        EXPECT,
+        gradient,
+        SECOND,
+        SEND,
+        parameter,
+        SECOND,
+        99,
+        -1,
+        0,
+        -1,
+        seen,
+        parameter,
+    ]
+    records += [1, -1, 0, parameter, gradient]
+    analysis = Analysis(records, TEMPLATES, (), {})
+    first, second = analysis.segments((), ())
+    assert [item.compiled is None for item in first.items] == [True, False]
+    assert second.after == [0]
+
+
+def test_a_returned_value_ends_a_row() -> None:
+    records: list[object] = [0, -1, 10, 1, 0, -1, 11, 10]
+    assert shape_of(records) == [["relu", "relu"]]
+    assert shape_of(records, returned=(10,)) == [["relu"], ["relu"]]
+
+
+def test_long_branches_get_rows_of_their_own() -> None:
+    records: list[object] = [0, -1, 10, 1, 0, -1, 11, 2, 0, -1, 12, 10, 0, -1, 13, 11]
+    analysis = Analysis(records, TEMPLATES, (), {})
+    assert len(analysis.segments((), ())) == 1
+    branches = analysis.segments((), (), [0.1, 0.1, 0.1, 0.1])
+    assert [[item.index for item in each.items] for each in branches] == [[0, 2], [1, 3]]
+
+
+def test_a_mistake_in_a_row_spoils_what_depends_on_it_and_nothing_else() -> None:
+    with cluster_here(worker=2) as target, argosy.connect(target, wait=20) as client:
+        table = argosy.place(torch.arange(4.0), FIRST)
+        count = argosy.place(torch.zeros(1), FIRST)
+
+        def step(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            with argosy.device(FIRST):
+                count.add_(1)
+                picked = torch.index_select(table, 0, index)
+                fine = table * 2
+            with argosy.device(SECOND):
+                return picked + 1, fine + 1, count + 0
+
+        captured = argosy.capture(step)
+        for turn in range(8):
+            good, bad = torch.tensor([turn % 4]), torch.tensor([9])
+            picked, fine, counted = captured(good)
+            assert picked.item() == turn % 4 + 1
+            assert counted.item() == 2 * turn + 1
+            broken, fine, counted = captured(bad)
+            assert fine.tolist() == [1, 3, 5, 7]
+            assert counted.item() == 2 * turn + 2
+            with pytest.raises(argosy.RemoteError, match="index_select"):
+                broken.item()
+            with pytest.raises(argosy.RemoteError):
+                client.synchronize()
+
+
+def test_a_client_that_runs_far_ahead_gets_the_same() -> None:
+    with cluster_here(worker=2) as target, argosy.connect(target, wait=20):
+        total = argosy.place(torch.zeros(3), FIRST)
+
+        @argosy.capture
+        def step(x: torch.Tensor) -> torch.Tensor:
+            with argosy.device(SECOND):
+                doubled = x * 2 + total
+            with argosy.device(FIRST):
+                total.add_(doubled - total)
+            return doubled
+
+        results = [step(torch.full((3,), float(n))) for n in range(300)]
+        expected = torch.zeros(3)
+        for n, result in enumerate(results[:40]):
+            expected = torch.full((3,), 2.0 * n) + expected
+            assert torch.equal(result.cpu(), expected)
+        assert total.tolist() == [float(sum(2 * n for n in range(300)))] * 3
