@@ -124,7 +124,7 @@ def check_writable(directory: Path) -> None:
         raise ConfigError(
             "directory",
             f"a place to write to at {directory}",
-            "a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror,
+            "a file" if isinstance(error, FileExistsError) else error.strerror,
             remedy,
         ) from None
 
