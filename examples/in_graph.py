@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import argosy
@@ -49,8 +48,7 @@ def main() -> None:
         train(model, optimizer, workers, shares, args.steps)
         client.synchronize()
         if args.save:
-            state = {name: value.contiguous() for name, value in argosy.fetch(model.state_dict()).items()}
-            save_file(state, args.save)
+            torch.save(argosy.fetch(model.state_dict()), args.save)
         print(f"Training elapsed time: {time.time() - begin:.6f} s")
         with torch.no_grad(), argosy.device(workers[0]):
             logits = model(digits.test_images)
@@ -137,7 +135,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="digits in a worker's batch (%(default)s)")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the model (%(default)s)")
-    parser.add_argument("--save", help="a safetensors file for the parameters at the end")
+    parser.add_argument("--save", help="a file for the parameters at the end")
     return parser.parse_args()
 
 
