@@ -65,7 +65,10 @@ def newest(directory: Path) -> int:
 
 @pytest.mark.parametrize(
     ("mode", "stops"),
-    [("sync", ((signal.SIGTERM, 120), (signal.SIGINT, 165))), ("ring", ((signal.SIGTERM, 120),))],
+    [
+        ("sync", ((signal.SIGTERM, 120), (signal.SIGINT, 165))),
+        pytest.param("ring", ((signal.SIGTERM, 120),), marks=pytest.mark.slow),
+    ],
     ids=["sync", "ring"],
 )
 def test_the_same_bits_as_without_a_stop(
