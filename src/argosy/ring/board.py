@@ -147,17 +147,12 @@ class Board:
     # --- waiting ------------------------------------------------------------------------------------------
     def wait(self, kind: int, number: int) -> None:
         """Until every rank that takes part has posted that number of a kind."""
-        if self._missing(kind, number, self.rank) is None:
-            return
-        if not self._look or not self._looked(kind, number, time.perf_counter() + self._look):
-            self._sleep(kind, number)
-
-    def _looked(self, kind: int, number: int, until: float) -> bool:
-        while time.perf_counter() < until:
+        until = time.perf_counter() + self._look
+        while self._missing(kind, number, self.rank) is not None:
+            if time.perf_counter() >= until:
+                self._sleep(kind, number)
+                return
             os.sched_yield()
-            if self._missing(kind, number, self.rank) is None:
-                return True
-        return False
 
     def _sleep(self, kind: int, number: int) -> None:
         words, mine = self._words, self._mine
