@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 
 import pytest
 from launching import Launcher
@@ -33,17 +35,15 @@ def test_without_servers_nobody_is_seated() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(60)
 def test_tasks_are_seated(launcher: Launcher) -> None:
-    cores = len(os.sched_getaffinity(0))
-    body = """
-    def seat():
-        return len(os.sched_getaffinity(0)), os.sched_getscheduler(0) == os.SCHED_BATCH
-
-    deadline = time.monotonic() + 20
-    while seat()[job == "worker"] != 1 and time.monotonic() < deadline:  # it gets its seat while it starts
-        time.sleep(0.01)
-    print(*seat())
-    """
-    done = launcher.run(body, "--ps", "1", "--workers", str(cores), "--threads", "1")
-    assert done.process.returncode == 0
-    assert done.lines("/job:ps/task:0") == ["1 False"]
-    assert done.lines("/job:worker/task:0") == [f"{cores} True"]
+    cores = os.sched_getaffinity(0)
+    launch = launcher.start("hang()", "--ps", "1", "--workers", str(len(cores)), "--threads", "1")
+    launch.until(f"started /job:worker/task:{len(cores) - 1} pid")  # the last; each has its seat by then
+    server, *workers = map(int, re.findall(r"^started \S+ pid (\d+) at", launch.text, re.MULTILINE))
+    assert len(os.sched_getaffinity(server)) == 1
+    assert os.sched_getscheduler(server) != os.SCHED_BATCH
+    assert len(workers) == len(cores)
+    for worker in workers:
+        assert os.sched_getaffinity(worker) == cores
+        assert os.sched_getscheduler(worker) == os.SCHED_BATCH
+    launch.process.terminate()
+    assert launch.finish() == 128 + signal.SIGTERM
