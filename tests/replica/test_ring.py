@@ -201,19 +201,22 @@ def test_gradients_made_by_hand() -> None:
     assert in_ring(3, program) == [-8.0] * 3
 
 
-def test_who_runs_out_of_data_leaves_and_nobody_hangs() -> None:
-    def program(replica: Replica) -> tuple[int, float]:
-        weight = nn.Parameter(torch.zeros(1))
-        optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0))
-        with replica.session(nn.ParameterList([weight]), optimizer) as session:
-            for _ in session.batches(iter(range(2 + 3 * replica.index))):
-                optimizer.zero_grad()
-                (weight * (replica.index + 1)).sum().backward()
-                optimizer.step()
-        return session.global_step, weight.item()
+def until_out_of_data(replica: Replica, batches: int) -> tuple[int, float]:
+    """Train on so many batches, with index + 1 as the gradient of each: the last step, and the weight."""
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0))
+    with replica.session(nn.ParameterList([weight]), optimizer) as session:
+        for _ in session.batches(iter(range(batches))):
+            optimizer.zero_grad()
+            (weight * (replica.index + 1)).sum().backward()
+            optimizer.step()
+    return session.global_step, weight[0].item()
 
+
+def test_who_runs_out_of_data_leaves_and_nobody_hangs() -> None:
+    ends = in_ring(3, lambda replica: until_out_of_data(replica, 2 + 3 * replica.index))
     # The means: of 1, 2 and 3 twice, then of 2 and 3 three times, then 3 alone.
-    assert in_ring(3, program) == [(2, -4.0), (5, -11.5), (8, -20.5)]
+    assert ends == [(2, -4.0), (5, -11.5), (8, -20.5)]
 
 
 def test_the_last_step_ends_all() -> None:
@@ -367,15 +370,6 @@ def test_buffers_the_way_of_devices(buffers: str) -> None:
 
 @pytest.mark.usefixtures("on_a_device")
 def test_who_runs_out_of_data_stays_the_way_of_devices() -> None:
-    def program(replica: Replica) -> float:
-        weight = nn.Parameter(torch.zeros(3))
-        optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0))
-        with replica.session(nn.ParameterList([weight]), optimizer) as session:
-            for _ in session.batches(iter(range(2 + 2 * replica.index))):
-                optimizer.zero_grad()
-                (weight * (replica.index + 1)).sum().backward()
-                optimizer.step()
-        return weight[0].item()
-
+    ends = in_ring(2, lambda replica: until_out_of_data(replica, 2 + 2 * replica.index))
     # Means of 1 and 2 for two steps, then 2 alone: all end alike.
-    assert in_ring(2, program) == [-7.0, -7.0]
+    assert [weight for _, weight in ends] == [-7.0, -7.0]
