@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from simulator import Job, Scenario, run
+from invariants import run
+from simulator import Job, Scenario
 
 from argosy.modes import Async, Mode, Sync
 
