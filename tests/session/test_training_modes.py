@@ -1,60 +1,23 @@
-"""The modes from end to end: what each worker is told of its gradients, and when the job ends."""
+"""The modes from end to end: what each worker is told of its gradients."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
+from one_number import Bench
 from torch import nn
 
-from argosy.errors import ConfigError, JobFailed, ModelMismatch
-from argosy.modes import Async, Mode, Sync
+from argosy.modes import Async, Sync
 from argosy.replica.exchange import Verdict
-from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.replica import Replica
-from argosy.session.session import Session
 from argosy.testing import Lane, LocalCluster
 from argosy.update.decisions import Status
 
 
-def one_weight() -> nn.Linear:
-    """A model of one number, whose gradient is whatever a test sets: then SGD with lr 1 adds them up."""
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    return model
-
-
-class Bench:
-    """A worker at work on one number: `push(g)` takes g from it."""
-
-    def __init__(self, replica: Replica, last_step: int | None = None) -> None:
-        self.replica = replica
-        self.model = one_weight()
-        self.weight = self.model.weight
-        self.optimizer: DistributedOptimizer = replica.distribute(
-            torch.optim.SGD(self.model.parameters(), lr=1.0)
-        )
-        self.session: Session = replica.session(self.model, self.optimizer, last_step=last_step)
-
-    def push(self, gradient: float, weight: float | None = None) -> Verdict:
-        self.weight.grad = torch.full((1, 1), gradient)
-        return self.optimizer.step(weight=weight)
-
-    def pull(self) -> Verdict:
-        return self.optimizer._exchange.pull()
-
-    @property
-    def value(self) -> float:
-        return self.weight.item()
-
-
 # --- asynchronous -----------------------------------------------------------------------------------------
-def in_turn(*workers: int) -> Callable[[int, int], Sequence[int]]:
-    return lambda server, turn: workers
-
-
 @pytest.mark.parametrize("servers", [1, 2])
 def test_async_staleness_is_counted(servers: int) -> None:
     """Worker 0 pulls, the others push once each, then worker 0 pushes: as stale as there were others."""
@@ -302,180 +265,3 @@ def test_a_killed_worker_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None
     outcome = cluster.run_to_the_end(program)
     assert not outcome.errors
     assert outcome.results == {0: (10, 7.5), 1: (10, 7.5)}  # five steps of the mean 1, five of 0.5
-
-
-# --- the end ----------------------------------------------------------------------------------------------
-MODES = [
-    Async(),
-    Async(max_staleness=1),
-    Sync(),
-    Sync(aggregate=2),
-    Sync(aggregate=2, late="fold"),
-    Sync(aggregate=5, distinct=False),
-]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("servers", [1, 3])
-def test_not_one_update_after_the_last_step(mode: Mode, servers: int) -> None:
-    """Every update adds exactly 1, so the value counts them; and every worker is told, and has the same."""
-    last = 17
-
-    def program(replica: Replica) -> tuple[int, float, bool, str]:
-        bench = Bench(replica, last_step=last)
-        with bench.session as session:
-            for _ in session.batches(range(100)):
-                bench.push(-1.0)
-            late = bench.push(-1.0)  # whoever goes on all the same changes nothing
-        return session.global_step, bench.value, session.should_stop, late.status
-
-    for result in LocalCluster(servers, 3, mode).run(program):
-        assert result == (last, float(last), True, "dropped")
-
-
-@pytest.mark.parametrize("mode", [Async(), Sync(aggregate=1)], ids=str)
-def test_a_worker_that_arrives_after_the_end_gets_no_batches(mode: Mode) -> None:
-    cluster = LocalCluster(2, 2, mode)
-    done = threading.Event()
-
-    def program(replica: Replica) -> tuple[int, int, float]:
-        bench = Bench(replica, last_step=3)
-        with bench.session as session:
-            batches = 0
-            for _ in session.batches(range(100)):
-                bench.push(-1.0)
-                batches += 1
-        done.set()
-        return batches, session.global_step, bench.value
-
-    cluster.start(0, program)
-    assert done.wait(20)
-    cluster.start(1, program)
-    outcome = cluster.finish()
-    assert not outcome.errors
-    assert outcome.results == {0: (3, 3, 3.0), 1: (0, 3, 3.0)}
-
-
-def test_a_last_step_of_zero_trains_nothing() -> None:
-    def program(replica: Replica) -> tuple[list[int], float]:
-        bench = Bench(replica, last_step=0)
-        with bench.session as session:
-            return list(session.batches(range(5))), bench.value
-
-    assert LocalCluster(2, 2, Sync()).run(program) == [([], 0.0)] * 2
-
-
-def test_an_error_in_a_worker_ends_the_job() -> None:
-    def program(replica: Replica) -> None:
-        bench = Bench(replica)
-        with bench.session as session:
-            for step in session.batches(range(100)):
-                if replica.index == 1 and step == 3:
-                    raise ValueError("boom")
-                bench.push(1.0)
-
-    errors = LocalCluster(2, 3, Sync()).run_to_the_end(program).errors
-    assert isinstance(errors.pop("/job:worker/task:1"), ValueError)
-    assert errors.keys() == {"/job:worker/task:0", "/job:worker/task:2", "/job:ps/task:0", "/job:ps/task:1"}
-    for error in errors.values():
-        assert isinstance(error, JobFailed)
-        assert (error.task, error.reason) == ("/job:worker/task:1", "ValueError: boom")
-
-
-# --- disagreement -----------------------------------------------------------------------------------------
-def refused(*models: Callable[[], nn.Module]) -> dict[str, BaseException]:
-    """What comes of workers with these models."""
-    made = [model() for model in models]
-
-    def program(replica: Replica) -> None:
-        model = made[replica.index]
-        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
-        with replica.session(model, optimizer):
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
-
-    return LocalCluster(2, len(made), Sync()).run_to_the_end(program).errors
-
-
-@pytest.mark.parametrize(
-    ("other", "names"),
-    [
-        (lambda: nn.Linear(3, 2), ["weight float32[2, 4]", "weight float32[2, 3]"]),
-        (lambda: nn.Linear(4, 2).double(), ["weight float32[2, 4]", "weight float64[2, 4]"]),
-        (lambda: nn.Sequential(nn.Linear(4, 2)), ["weight float32[2, 4]", "0.weight float32[2, 4]"]),
-        (lambda: nn.Linear(4, 2, bias=False), ["bias float32[2]"]),
-        (lambda: nn.Bilinear(4, 1, 2), ["weight"]),
-        (lambda: Wider(), ["extra float32[7]"]),
-    ],
-    ids=["shape", "dtype", "name", "fewer", "another", "more"],
-)
-def test_a_model_that_differs_is_refused(other: Callable[[], nn.Module], names: list[str]) -> None:
-    errors = refused(lambda: nn.Linear(4, 2), other)
-    error = errors["/job:worker/task:1"]
-    assert isinstance(error, ModelMismatch)
-    for name in names:
-        assert name in str(error)
-    assert "\n" not in str(error)
-    assert isinstance(errors["/job:worker/task:0"], JobFailed)
-
-
-class Wider(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 2)
-        self.extra = nn.Parameter(torch.zeros(7))
-
-
-@pytest.mark.parametrize(
-    ("mode", "other"),
-    [(Sync(), Async()), (Async(), Sync()), (Async(), Async(3)), (Sync(1), Sync(2))],
-    ids=str,
-)
-def test_modes_must_agree(mode: Mode, other: Mode) -> None:
-    cluster = LocalCluster(1, 2, mode)
-
-    def program(replica: Replica) -> None:
-        with Bench(replica).session:
-            replica.barrier()
-
-    cluster.start(0, program)
-    cluster.start(1, program, mode=other)
-    error = cluster.finish().errors["/job:worker/task:1"]
-    assert isinstance(error, ConfigError)
-    assert error.field == "mode"
-    assert str(mode) in str(error)
-    assert str(other) in str(error)
-
-
-def test_hyperparameters_must_agree_in_a_synchronous_step() -> None:
-    def program(replica: Replica) -> None:
-        model = nn.Linear(2, 2)
-        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1 + 0.2 * replica.index))
-        with replica.session(model, optimizer):
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-
-    errors = LocalCluster(2, 2, Sync()).run_to_the_end(program).errors
-    for worker in (0, 1):
-        message = str(errors[f"/job:worker/task:{worker}"])
-        for part in (
-            "lr of group 0",
-            "/job:worker/task:1",
-            "/job:worker/task:0",
-            "0.1",
-            "0.30000000000000004",
-        ):
-            assert part in message
-
-
-def test_hyperparameters_are_each_workers_own_in_async() -> None:
-    def program(replica: Replica) -> float:
-        model = one_weight()
-        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0 + replica.index))
-        with replica.session(model, optimizer, last_step=2):
-            model.weight.grad = torch.full((1, 1), -1.0)
-            optimizer.step()
-            replica.barrier()
-        return model.weight.item()
-
-    assert LocalCluster(2, 2, Async()).run(program) == [3.0, 3.0]

@@ -1,0 +1,89 @@
+"""The end of a job, in every mode: not one update too late, and an error ends it for all."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from one_number import Bench
+
+from argosy.errors import JobFailed
+from argosy.modes import Async, Mode, Sync
+from argosy.replica.replica import Replica
+from argosy.testing import LocalCluster
+
+MODES = [
+    Async(),
+    Async(max_staleness=1),
+    Sync(),
+    Sync(aggregate=2),
+    Sync(aggregate=2, late="fold"),
+    Sync(aggregate=5, distinct=False),
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_not_one_update_after_the_last_step(mode: Mode, servers: int) -> None:
+    """Every update adds exactly 1, so the value counts them; and every worker is told, and has the same."""
+    last = 17
+
+    def program(replica: Replica) -> tuple[int, float, bool, str]:
+        bench = Bench(replica, last_step=last)
+        with bench.session as session:
+            for _ in session.batches(range(100)):
+                bench.push(-1.0)
+            late = bench.push(-1.0)  # whoever goes on all the same changes nothing
+        return session.global_step, bench.value, session.should_stop, late.status
+
+    for result in LocalCluster(servers, 3, mode).run(program):
+        assert result == (last, float(last), True, "dropped")
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync(aggregate=1)], ids=str)
+def test_a_worker_that_arrives_after_the_end_gets_no_batches(mode: Mode) -> None:
+    cluster = LocalCluster(2, 2, mode)
+    done = threading.Event()
+
+    def program(replica: Replica) -> tuple[int, int, float]:
+        bench = Bench(replica, last_step=3)
+        with bench.session as session:
+            batches = 0
+            for _ in session.batches(range(100)):
+                bench.push(-1.0)
+                batches += 1
+        done.set()
+        return batches, session.global_step, bench.value
+
+    cluster.start(0, program)
+    assert done.wait(20)
+    cluster.start(1, program)
+    outcome = cluster.finish()
+    assert not outcome.errors
+    assert outcome.results == {0: (3, 3, 3.0), 1: (0, 3, 3.0)}
+
+
+def test_a_last_step_of_zero_trains_nothing() -> None:
+    def program(replica: Replica) -> tuple[list[int], float]:
+        bench = Bench(replica, last_step=0)
+        with bench.session as session:
+            return list(session.batches(range(5))), bench.value
+
+    assert LocalCluster(2, 2, Sync()).run(program) == [([], 0.0)] * 2
+
+
+def test_an_error_in_a_worker_ends_the_job() -> None:
+    def program(replica: Replica) -> None:
+        bench = Bench(replica)
+        with bench.session as session:
+            for step in session.batches(range(100)):
+                if replica.index == 1 and step == 3:
+                    raise ValueError("boom")
+                bench.push(1.0)
+
+    errors = LocalCluster(2, 3, Sync()).run_to_the_end(program).errors
+    assert isinstance(errors.pop("/job:worker/task:1"), ValueError)
+    assert errors.keys() == {"/job:worker/task:0", "/job:worker/task:2", "/job:ps/task:0", "/job:ps/task:1"}
+    for error in errors.values():
+        assert isinstance(error, JobFailed)
+        assert (error.task, error.reason) == ("/job:worker/task:1", "ValueError: boom")
