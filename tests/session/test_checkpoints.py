@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from saved_trainings import Tied, alone, same, training
 from torch import nn
 
 import argosy
@@ -23,62 +23,6 @@ from argosy.replica.replica import Replica
 from argosy.session.session import Session
 from argosy.store.placement import RoundRobin, Split
 from argosy.testing import LocalCluster
-
-ONE_AT_A_TIME = threading.Lock()
-Program = Callable[[Replica], Any]
-
-
-class Tied(nn.Module):
-    """Tied weights, a buffer, a constant that is not trained, and half precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(6, 4)
-        self.out = nn.Linear(4, 6)
-        self.out.weight = self.embed.weight
-        self.short = nn.Linear(4, 4).bfloat16()
-        self.norm = nn.BatchNorm1d(4)
-        self.frozen = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.norm(self.frozen(self.embed(x)))
-        return self.out(hidden + self.short(hidden.bfloat16()).float())  # type: ignore[no-any-return]
-
-
-def model_and_optimizer() -> tuple[Tied, torch.optim.Optimizer]:
-    with ONE_AT_A_TIME:  # the workers are threads, and share torch's generator
-        torch.manual_seed(0)
-        model = Tied()
-    trained = [p for n, p in model.named_parameters() if not n.startswith("frozen")]
-    return model, torch.optim.AdamW(trained, lr=0.05)
-
-
-def training(
-    last_step: int, hooks: list[Hook] | None = None, placement: Any = None, **options: Any
-) -> Program:
-    """A program that trains on data that depends on the step alone; the final `state_dict`."""
-
-    def program(replica: Replica) -> dict[str, torch.Tensor]:
-        model, inner = model_and_optimizer()
-        optimizer = replica.distribute(inner, placement=placement)
-        with replica.session(model, optimizer, last_step=last_step, hooks=hooks or (), **options) as session:
-            for _ in session.batches(range(10**6)):
-                x = (torch.arange(8) * (session.global_step + 1) + replica.index) % 6
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), (x + 1) % 6).backward()
-                optimizer.step()
-        return {name: value.clone() for name, value in model.state_dict().items()}
-
-    return program
-
-
-def alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    return program(argosy.join())
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("mode", [Sync(), Async()])
@@ -139,6 +83,17 @@ def test_any_number_of_servers_goes_on_from_it(
     if servers == 2 and isinstance(mode, Sync):
         assert same(whole, went_on)
     assert [each.step for each in folder.saved(tmp_path / "a")][-1] == 12
+
+
+def test_resumed_in_another_order_of_arrival_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    def shuffled(seed: int) -> Callable[[int, int], list[int]]:
+        return lambda server, turn: random.Random(f"{seed}/{server}/{turn}").sample(range(3), 3)
+
+    whole = LocalCluster(2, 3, Sync(), order=shuffled(1)).run(training(40))
+    for number, last_step in enumerate((20, 40), start=2):
+        program = training(last_step, directory=tmp_path, save_every=7)
+        resumed = LocalCluster(2, 3, Sync(), order=shuffled(number)).run(program)
+    assert all(same(mine, theirs) for mine, theirs in zip(whole, resumed, strict=True))
 
 
 def test_alone_and_on_servers_are_one_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,60 +235,6 @@ def test_a_plain_state_dict_to_begin_from(tmp_path: Path, monkeypatch: pytest.Mo
         alone(training(0, initial=tmp_path / "text.pt"), monkeypatch)
 
 
-# --- averages ---------------------------------------------------------------------------------------------
-def averaging(last_step: int, **options: Any) -> Program:
-    """A program that follows the parameters; own averages of them, and the session's."""
-
-    def program(replica: Replica) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        model = nn.Linear(3, 2)
-        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.5))
-        with replica.session(model, optimizer, last_step=last_step, average=0.9, **options) as session:
-            mine = model.weight.detach().clone()
-            for _ in session.batches(range(10**6)):
-                optimizer.zero_grad()
-                (model(torch.ones(1, 3)) ** 2).sum().backward()
-                step = optimizer.step().global_step
-                mine.lerp_(model.weight.detach(), 1 - min(0.9, (1 + step) / (10 + step)))
-            before = model.weight.detach().clone()
-            with session.averaged():
-                theirs = model.weight.detach().clone()
-            assert torch.equal(model.weight, before)
-        return mine, theirs, before
-
-    return program
-
-
-@pytest.mark.parametrize("lane", ["queue", "memory"])
-def test_averages_are_kept_on_the_servers(lane: Any) -> None:
-    for mine, theirs, own in LocalCluster(2, 2, Sync(), lane=lane).run(averaging(30)):
-        assert torch.allclose(mine, theirs, atol=1e-6)
-        assert not torch.allclose(theirs, own, atol=1e-4)
-
-
-def test_averages_alone_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(3)
-    mine, theirs, _ = alone(averaging(20), monkeypatch)
-    assert torch.allclose(mine, theirs, atol=1e-6)
-    for last_step in (8, 20):
-        torch.manual_seed(3)
-        _, resumed, _ = alone(averaging(last_step, directory=tmp_path), monkeypatch)
-    assert torch.equal(resumed, theirs)
-    assert torch.equal(argosy.load(tmp_path, average=True)["weight"], theirs)
-
-
-def test_averages_that_are_not_kept_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wants(Hook):
-        def after_step(self, session: Session) -> None:
-            with session.averaged():
-                pass
-
-    with pytest.raises(ConfigError, match=r"averaged\(\): expected a session with averages"):
-        alone(training(1, [Wants()], directory=tmp_path), monkeypatch)
-    alone(training(1, directory=tmp_path), monkeypatch)
-    with pytest.raises(ConfigError, match="average: expected moving averages in"):
-        argosy.load(tmp_path, average=True)
-
-
 # --- asking for one ---------------------------------------------------------------------------------------
 def test_a_hook_may_ask_for_a_checkpoint(tmp_path: Path) -> None:
     LocalCluster(1, 1).run(training(7, [SaveCheckpoint(steps=4)], directory=tmp_path))
@@ -345,70 +246,3 @@ def test_saving_needs_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
         alone(training(1, [SaveCheckpoint(seconds=1)]), monkeypatch)
     with pytest.raises(ConfigError, match="either seconds or steps"):
         SaveCheckpoint()
-
-
-def test_the_script_or_the_checkpoint_has_the_learning_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rate(scripted: float, **options: Any) -> float:
-        def program(replica: Replica) -> float:
-            model = nn.Linear(1, 1)
-            optimizer = replica.distribute(
-                torch.optim.Adam(model.parameters(), lr=scripted, betas=(0.5, 0.9))
-            )
-            with replica.session(model, optimizer, directory=tmp_path, last_step=1, **options) as session:
-                for _ in session.batches(range(1)):
-                    model(torch.ones(1, 1)).backward()
-                    optimizer.step()
-                assert optimizer.param_groups[0]["betas"] == (0.5, 0.9)
-                return float(optimizer.param_groups[0]["lr"])
-
-        return float(LocalCluster(1, 1).run(program)[0])
-
-    assert rate(0.25) == 0.25
-    assert rate(0.5) == 0.25
-    assert rate(0.5, hyperparameters="script") == 0.5
-
-
-# --- the optimizer's state --------------------------------------------------------------------------------
-@pytest.mark.parametrize("lane", ["queue", "memory"])
-@pytest.mark.parametrize("placement", [None, Split(2)])
-def test_the_state_of_an_optimizer_is_in_torchs_format(lane: Any, placement: Any) -> None:
-    def program(replica: Replica) -> dict[str, Any]:
-        with ONE_AT_A_TIME:
-            torch.manual_seed(1)
-            model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
-        optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=0.1), placement=placement)
-        with replica.session(model, optimizer, last_step=5) as session:
-            for _ in session.batches(range(9)):
-                optimizer.zero_grad()
-                model(torch.full((3, 5), session.global_step + 1.0)).sum().backward()
-                optimizer.step()
-            before = [parameter.detach().clone() for parameter in model.parameters()]
-            state = optimizer.state_dict()
-            assert all(map(torch.equal, before, model.parameters()))
-        return state
-
-    inner = torch.optim.Adam([nn.Parameter(torch.zeros(size)) for size in ((4, 5), (4,), (2, 4), (2,))])
-    (theirs,) = LocalCluster(2, 1, Sync(), lane=lane).run(program)
-    (alone_,) = LocalCluster(1, 1, Sync(), lane=lane).run(program)
-    for state in (theirs, alone_):
-        inner.load_state_dict(state)
-    assert theirs["state"].keys() == {0, 1, 2, 3}
-    for number, kept in theirs["state"].items():
-        assert kept.keys() == {"step", "exp_avg", "exp_avg_sq"}
-        assert kept["step"] == 5
-        assert kept["exp_avg"].shape == inner.param_groups[0]["params"][number].shape
-        assert torch.allclose(kept["exp_avg"], alone_["state"][number]["exp_avg"])
-        assert kept["exp_avg"].abs().sum() > 0
-
-
-def test_resumed_in_another_order_of_arrival_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    def shuffled(seed: int) -> Callable[[int, int], list[int]]:
-        return lambda server, turn: random.Random(f"{seed}/{server}/{turn}").sample(range(3), 3)
-
-    whole = LocalCluster(2, 3, Sync(), order=shuffled(1)).run(training(40))
-    for number, last_step in enumerate((20, 40), start=2):
-        program = training(last_step, directory=tmp_path, save_every=7)
-        resumed = LocalCluster(2, 3, Sync(), order=shuffled(number)).run(program)
-    assert all(same(mine, theirs) for mine, theirs in zip(whole, resumed, strict=True))
