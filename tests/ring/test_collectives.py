@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 import torch
-from rings import in_group, in_threads
+from rings import in_group
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
@@ -18,6 +18,7 @@ from argosy.ring.group import Membership, RingGroup
 from argosy.ring.hosts import require_insecure
 from argosy.ring.meeting import Company
 from argosy.ring.sums import Operation
+from threads import in_threads
 
 GRADIENTS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8]
