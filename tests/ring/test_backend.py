@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import ended
 
 pytestmark = pytest.mark.processes
 PROGRAM = Path(__file__).with_name("plain_torch.py")
@@ -24,13 +25,7 @@ def ranks(size: int, folder: Path, what: str, program: Path = PROGRAM) -> list[t
         )
         for rank in range(size)
     ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+    return ended(started, 90)
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])

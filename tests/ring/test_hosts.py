@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import ended
 
 pytestmark = [
     pytest.mark.processes,
@@ -62,13 +63,7 @@ class Hosts:
             )
             for index, place in enumerate(places)
         ]
-        try:
-            outputs = [process.communicate(timeout=60)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+        return ended(started, 60)
 
     def close(self) -> None:
         for name in self.names:
