@@ -21,6 +21,7 @@ from trainings import (
     assert_same,
     batch,
     mean_loss,
+    of,
     reference,
     train,
 )
@@ -31,13 +32,6 @@ import argosy.testing
 from argosy.modes import Sync
 
 SHAPES = [(2, 1), (3, 2), (4, 3)]  # workers, servers
-MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def of(kind: Callable[..., torch.optim.Optimizer], **options: object) -> MakeOptimizer:
-    return lambda model: kind(model.parameters(), **options)
-
-
 OPTIMIZERS = {
     "sgd": of(torch.optim.SGD, lr=0.1),
     "momentum": of(torch.optim.SGD, lr=0.05, momentum=0.9),

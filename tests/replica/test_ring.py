@@ -13,20 +13,13 @@ from ring_trainings import in_ring, train_ring
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
-from trainings import Case, Net, adam, assert_identical, assert_same, batch, mean_loss, reference, sgd
+from trainings import Case, Net, adam, assert_identical, assert_same, batch, mean_loss, of, reference, sgd
 
 from argosy.errors import JobFailed, ModelMismatch
 from argosy.modes import Ring
 from argosy.replica import ringed
 from argosy.replica.replica import Replica
 from argosy.ring import member
-
-MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def of(kind: Callable[..., torch.optim.Optimizer], **options: object) -> MakeOptimizer:
-    return lambda model: kind(model.parameters(), **options)
-
 
 OPTIMIZERS = {
     "sgd": sgd,

@@ -22,6 +22,7 @@ from argosy.testing import Lane, LocalCluster, Order
 
 STEPS = 50
 State: TypeAlias = dict[str, Tensor]
+MakeOptimizer: TypeAlias = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Net(nn.Sequential):
@@ -31,12 +32,12 @@ class Net(nn.Sequential):
         super().__init__(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+def of(kind: Callable[..., torch.optim.Optimizer], **options: object) -> MakeOptimizer:
+    return lambda model: kind(model.parameters(), **options)
 
 
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01)
+sgd = of(torch.optim.SGD, lr=0.1)
+adam = of(torch.optim.Adam, lr=0.01)
 
 
 @cache
@@ -58,7 +59,7 @@ class Case:
     """What is trained and how, for both sides alike. `loss` of None: this worker skips the step."""
 
     model: Callable[[], nn.Module] = Net
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd
+    optimizer: MakeOptimizer = sgd
     loss: Callable[[nn.Module, int, int], Tensor | None] = mean_loss
     scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     before_step: Callable[[nn.Module, torch.optim.Optimizer, int], None] = lambda model, optimizer, step: None
