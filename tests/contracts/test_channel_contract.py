@@ -102,26 +102,26 @@ def test_a_message_comes_whole_with_all_its_tensors(transport: Transport, connec
     assert same(back, tensors)
 
 
+def there_and_back(transport: Transport, channel: Channel, number: int, tensors: list[torch.Tensor]) -> None:
+    """A push with these tensors, and a verdict with the same: both come whole."""
+    channel.send(PushRequest(number, 0), tensors)
+    got = delivery(transport)
+    assert same(got.message, tensors)
+    transport.listener.send(got.peer, Verdict(number, "applied", 1), tensors)
+    assert same(answer(channel), tensors)
+
+
 def test_large_tensors_come_whole(transport: Transport, connect: Connect) -> None:
     channel = connect()
     tensors = [torch.randn(2**20), torch.randn(3, 2**18), torch.randn(2**20).bfloat16()]
     for turn in range(3):
-        channel.send(PushRequest(turn, 0), tensors)
-        got = delivery(transport)
-        assert same(got.message, tensors)
-        transport.listener.send(got.peer, Verdict(turn, "applied", 1), tensors)
-        assert same(answer(channel), tensors)
+        there_and_back(transport, channel, turn, tensors)
 
 
 def test_messages_grow_and_shrink(transport: Transport, connect: Connect) -> None:
     channel = connect()
     for count in (1, 100_000, 3, 500_000, 0, 2):
-        tensors = [torch.full((count,), float(count)), torch.ones(2)]
-        channel.send(PushRequest(count, 0), tensors)
-        got = delivery(transport)
-        assert same(got.message, tensors)
-        transport.listener.send(got.peer, Verdict(count, "applied", 1), tensors)
-        assert same(answer(channel), tensors)
+        there_and_back(transport, channel, count, [torch.full((count,), float(count)), torch.ones(2)])
 
 
 def test_a_long_header_comes_whole(transport: Transport, connect: Connect) -> None:
