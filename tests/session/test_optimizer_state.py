@@ -10,6 +10,7 @@ import torch
 from saved_trainings import ONE_AT_A_TIME
 from torch import nn
 
+from argosy.errors import ConfigError
 from argosy.modes import Sync
 from argosy.replica.replica import Replica
 from argosy.store.placement import Split
@@ -46,6 +47,20 @@ def test_the_state_of_an_optimizer_is_in_torchs_format(lane: Any, placement: Any
         assert kept["exp_avg"].shape == inner.param_groups[0]["params"][number].shape
         assert torch.allclose(kept["exp_avg"], alone_["state"][number]["exp_avg"])
         assert kept["exp_avg"].abs().sum() > 0
+
+
+def test_after_the_session_the_state_is_gone_and_it_says_so() -> None:
+    def program(replica: Replica) -> str:
+        model = nn.Linear(1, 1)
+        optimizer = replica.distribute(torch.optim.Adam(model.parameters()))
+        with replica.session(model, optimizer, last_step=0):
+            pass
+        for late in (optimizer.state_dict, optimizer.step):
+            with pytest.raises(ConfigError, match=r"session that goes on, got one that has ended.*inside"):
+                late()
+        return "done"
+
+    assert LocalCluster(2, 1, Sync(), lane="memory").run(program) == ["done"]
 
 
 def test_the_script_or_the_checkpoint_has_the_learning_rate(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from argosy.cluster.cores import share_cores
 from argosy.cluster.discover import EVALUATOR, Identity, discover, take_flags
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
@@ -87,6 +88,7 @@ def _serve(identity: Identity) -> None:
 def _enter(identity: Identity) -> Replica:
     if isinstance(identity.mode, Local):
         return Replica(identity, None)
+    share_cores(identity.cluster, identity.task)
     if isinstance(identity.mode, Ring):
         from argosy.replica.ringing import enter_ring
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.modes import Mode
 from argosy.replica.exchange import (
@@ -46,6 +47,7 @@ class Options:
     overlap: bool = False
 
 
+_REMEDY = "call step(), pull() and state_dict() inside `with replica.session(...)`, or load a checkpoint"
 # Blocks that leave while backward goes on are of this size: small enough to be ready early.
 _BUCKET_BYTES = 4 * 2**20
 
@@ -232,6 +234,10 @@ class ServedExchange:
         buffers: tuple[str, ...] = (),
         ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> list[Message[WireVerdict]]:
+        if self._client.closed:
+            raise ConfigError(
+                "optimizer", "a session that goes on", "one that has ended, and the servers with it", _REMEDY
+            )
         groups = groups_of(self._optimizer)
         news = groups if groups != self._groups else None
         self.give_state()

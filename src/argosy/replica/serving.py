@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from argosy.cluster.cores import share_cores
 from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
@@ -114,6 +115,7 @@ class Server:
 
         if "OMP_NUM_THREADS" in os.environ:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        share_cores(self._cluster, self._task)
         # Moments that fade towards zero become denormal numbers, with which a processor is many times slower.
         torch.set_flush_denormal(True)
         server = ParameterServer(
