@@ -113,9 +113,7 @@ class Neighbours:
         self._hear(0 if has_news() else None)
 
     def _looked(self, has_news: Callable[[], bool]) -> bool:
-        """Whether something came that soon. To be woken takes a good part of what a short row takes, and
-        where processors are lent by a hypervisor, one that never slept is also the faster one.
-        """
+        """Whether something came that soon. To be woken takes a good part of what a short row takes."""
         until = time.perf_counter() + self._look
         while not has_news():
             if self._poller.poll(0):
