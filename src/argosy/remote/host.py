@@ -37,6 +37,8 @@ from argosy.wire.remote_headers import (
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
 _MOST_HELPERS = 3
+# So long, in seconds, a session looks for what comes before it sleeps, if every task has a core.
+_LOOK = 1e-3
 
 
 class Host:
@@ -51,12 +53,15 @@ class Host:
         *,
         helpers: int | None = None,
         wants_foreign: bool = False,
+        alone: bool = False,
     ) -> None:
+        """`alone`: this process does nothing else."""
         self.task = str(task)
         self._cluster = cluster
         self._listener = listener
         self._devices = tuple(devices)
         self._helpers = _spare_cores() if helpers is None else helpers
+        self._patience = _LOOK if alone and _has_core_each(cluster) else 0.0
         self._wants_foreign = wants_foreign
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
@@ -166,7 +171,7 @@ class Host:
             say(f"{self.task}: a client of another version, or under another's name, is not let in")
             return
         if header.client not in self._sessions:
-            self._sessions[header.client] = Session(header.client, self, self._helpers)
+            self._sessions[header.client] = Session(header.client, self, self._helpers, self._patience)
         self._peers[header.client] = peer
         answer = Attached(self.task, self._cluster.as_dict(), self._devices, os.getpid())
         self._listener.send(peer, answer)
@@ -217,6 +222,12 @@ def _listen(address: Address) -> LaneListener | None:
 def _spare_cores() -> int:
     """How many long operations may run beside another. A task that was told to use one thread uses one."""
     return max(0, min(torch.get_num_threads(), len(os.sched_getaffinity(0)), _MOST_HELPERS + 1) - 1)
+
+
+def _has_core_each(cluster: ClusterSpec) -> bool:
+    """Whether there are as many cores as tasks of this machine, as far as their addresses tell."""
+    here = [task for task in cluster.tasks() if cluster.address(task).is_loopback]
+    return len(here) <= len(os.sched_getaffinity(0))
 
 
 def _client_of(peer: Peer) -> str:

@@ -22,18 +22,18 @@ import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
-from argosy.remote.loans import Lender, offsets_of
+from argosy.remote.loans import Lender
 from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.protocol import Header
-from argosy.wire.shared_memory import Region
+from argosy.wire.shared_memory import Region, offsets_of
 from argosy.wire.tensors import bytes_of
+from argosy.wire.unix_channel import is_ours
 
 # How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this
 # message.
 _HEAD = struct.Struct("<IiB")
 _ACK = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("3i")
 # The first bytes of a connection: which way it goes, and whose session it is for.
 _CLIENT = 32
 TO_TASK, FROM_TASK = b">", b"<"
@@ -47,11 +47,6 @@ _GULP = 256 * 1024
 
 def _name(port: int) -> str:
     return f"\0argosy-lane-{os.getuid()}-{port}"
-
-
-def _is_ours(sock: socket.socket) -> bool:
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(data)[1] in (0, os.getuid())
 
 
 class LaneListener:
@@ -74,7 +69,7 @@ class LaneListener:
         """A new connection: which way it goes, and the client whose it is. None for a stranger's."""
         with contextlib.suppress(OSError):
             sock, _ = self._server.accept()
-            if _is_ours(sock):
+            if is_ours(sock):
                 sock.settimeout(1.0)  # they are sent at once, by a task that is one of ours
                 words = sock.recv(1 + _CLIENT, socket.MSG_WAITALL)
                 sock.setblocking(False)
@@ -104,7 +99,7 @@ def connect(address: Address, way: bytes, client: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(_name(address.port))
-        if not _is_ours(sock):
+        if not is_ours(sock):
             raise PermissionError("another user's")
         sock.sendall(way + client.encode()[:_CLIENT].ljust(_CLIENT))
         sock.setblocking(False)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from argosy.errors import WireError
-from argosy.wire.shared_memory import Region
+from argosy.wire.shared_memory import Region, offsets_of
 
 # So much may be borrowed in this process at a time, in bytes.
 _MOST = 128 * 2**20
-_ALIGNMENT = 64
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
@@ -65,19 +65,10 @@ class Lender:
             return copies
         loan, frames = _Loan(size, self._give_back, self._region), []
         for offset, length in zip(offsets, sizes, strict=True):
-            buffer = (ctypes.c_char * length).from_address(self._region.address + offset)
-            buffer.loan = loan  # type: ignore[attr-defined]
+            buffer: Any = (ctypes.c_char * length).from_address(self._region.address + offset)
+            buffer.loan = loan  # an array may carry what must live as long as it does
             frames.append(torch.frombuffer(buffer, dtype=torch.uint8) if length else _NOTHING)
         return frames
-
-
-def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where frames lie in a slot, one after the other, and how many bytes that takes."""
-    offsets, end = [], 0
-    for size in sizes:
-        offsets.append(end)
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return offsets, end
 
 
 class _Loan:

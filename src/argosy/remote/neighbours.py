@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,10 +34,13 @@ class Neighbours:
         client: str,
         on_parcel: Callable[[Parcel, Frames], None],
         on_work: Callable[[list[Any], Frames], None],
+        look: float = 0.0,
     ) -> None:
+        """`look`: so many seconds are spent looking before sleeping."""
         self._client = client
         self._on_parcel = on_parcel
         self._on_work = on_work
+        self._look = look
         self.to_client: Lane | None = None
         self._thread: int = 0
         self._lanes: dict[str, Lane | None] = {}
@@ -102,9 +106,23 @@ class Neighbours:
     # --- in the session's thread --------------------------------------------------------------------------
     def sleep(self, has_news: Callable[[], bool]) -> None:
         """Until something comes from a neighbour, which is taken in, or somebody calls `rouse`."""
+        if self._look and self._looked(has_news):
+            return
         self._asleep = True
         # Whoever brings news does so first and looks at `_asleep` then: one of us sees the other.
         self._hear(0 if has_news() else None)
+
+    def _looked(self, has_news: Callable[[], bool]) -> bool:
+        """Whether something came that soon. To be woken takes a good part of what a short row takes."""
+        until = time.perf_counter() + self._look
+        while not has_news():
+            if self._poller.poll(0):
+                self._hear(0)
+                break
+            if time.perf_counter() > until:
+                return False
+            os.sched_yield()
+        return True
 
     def _hear(self, milliseconds: int | None) -> None:
         while self._adopted:

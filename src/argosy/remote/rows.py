@@ -28,6 +28,8 @@ _TRIALS = 3
 # Before an operation that takes longer than this, in seconds, what waits to be sent is sent if it is much.
 _LONG = 60e-6
 _MUCH = 128 * 1024
+# With so much to be sent already, it leaves before the next large tensor: the receiver can begin with it.
+_PLENTY = 1024 * 1024
 
 Frame = list[Any]
 Call = Callable[[Frame, "Run"], None]
@@ -57,11 +59,13 @@ class Run:
 
     def post(self, task: str, sent: Sent, frames: list[torch.Tensor]) -> None:
         """Something to send."""
+        size = sum([frame.numel() for frame in frames])
+        if self.size > _PLENTY and size > _MUCH:
+            self.flush()
         items, all_frames = self.outgoing.setdefault(task, ([], []))
         items.append(sent)
         all_frames += frames
-        for frame in frames:
-            self.size += frame.numel()
+        self.size += size
 
     def flush(self) -> None:
         """Send it."""
@@ -118,7 +122,7 @@ class Row:
             if written & waiting:
                 add(_flush)
                 waiting.clear()
-            elif waiting and self._costs[item.index] > _LONG:
+            elif waiting and (not self.is_known or self._costs[item.index] > _LONG):
                 add(_flush_much)
             if item.compiled.grad is not grad:
                 grad = item.compiled.grad
@@ -177,8 +181,9 @@ class Row:
         frame, values = replay.frame, replay.values
         for slot in self.segment.loads:
             value = values[slot]
-            if value.fault is not None or value.group.fault is not None:
-                replay.faults[slot] = value.fault or value.group.fault  # type: ignore[assignment]
+            fault = value.fault or value.group.fault
+            if fault is not None:
+                replay.faults[slot] = fault
             frame[slot] = value.tensor
 
     def _publish(self, replay: Replay) -> None:

@@ -56,7 +56,7 @@ class Outside(Protocol):
 class Session:
     """The state of one client. Made and fed by the host; `close` from anywhere."""
 
-    def __init__(self, client: str, host: Outside, helpers: int) -> None:
+    def __init__(self, client: str, host: Outside, helpers: int, look: float = 0.0) -> None:
         self.client = client
         self.host = host
         self.graph = Graph(helpers)
@@ -68,7 +68,7 @@ class Session:
         self.randomness = Value(Group())
         self._inbox: deque[Batch] = deque()
         self.mail = Mail(self)
-        self.neighbours = Neighbours(client, self.mail.parcel, self.work)
+        self.neighbours = Neighbours(client, self.mail.parcel, self.work, look)
         self._waits: list[int] = []
         self.fault: Fault | None = None
         self._closed = False

@@ -90,7 +90,14 @@ class Server:
             from argosy.remote.host import Host
 
             devices = find_devices(visible_devices, allow_growth)
-            self._host = Host(self._cluster, self._task, network, devices, wants_foreign=self._trains)
+            self._host = Host(
+                self._cluster,
+                self._task,
+                network,
+                devices,
+                wants_foreign=self._trains,
+                alone=not trains,  # said by `argosy serve`
+            )
         peers = ", ".join(
             self._cluster.describe(task) for task in self._cluster.tasks() if task != self._task
         )

@@ -92,13 +92,17 @@ class Region:
 
 def place(frames: Sequence[FrameSpec]) -> tuple[list[Placed], int]:
     """Where frames go when laid one after the other, and how many bytes that takes."""
-    placed = []
-    offset = 0
-    for frame in frames:
-        placed.append(Placed(frame, offset))
-        size = frame.count * ITEMSIZE[frame.dtype]
-        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return placed, offset
+    offsets, size = offsets_of([frame.count * ITEMSIZE[frame.dtype] for frame in frames])
+    return [Placed(frame, offset) for frame, offset in zip(frames, offsets, strict=True)], size
+
+
+def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where pieces of these sizes begin when laid one after the other, and how many bytes that takes."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
 
 
 class Arena:

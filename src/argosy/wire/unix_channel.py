@@ -42,6 +42,13 @@ _DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
 _RIGHTS = (int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS))
 
 
+def is_ours(sock: socket.socket) -> bool:
+    """Whether our own user, or root, is at the other end: another user of this host is a stranger."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    return uid in (0, os.getuid())
+
+
 class _Envelope(msgspec.Struct, array_like=True):
     """What a packet says: the header, where its tensors are, and whether new memory comes with it."""
 
@@ -203,9 +210,7 @@ class UnixListener:
             sock, _ = self._server.accept()
         except OSError:
             return
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(credentials)
-        if uid not in (0, os.getuid()):  # another user of this host is a stranger
+        if not is_ours(sock):
             sock.close()
             return
         self._count += 1
