@@ -96,13 +96,6 @@ def test_threads(
     assert environ_of(job, Task("ps", 0), inherited, cores)["OMP_NUM_THREADS"] == expected
 
 
-def test_tasks_ask_for_large_pages_unless_the_user_tunes_malloc(script: Path) -> None:
-    task = Task("worker", 0)
-    assert "glibc.malloc.hugetlb=1" in environ_of(JobSpec(script), task, {})["GLIBC_TUNABLES"]
-    own = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
-    assert own.items() <= environ_of(JobSpec(script), task, own).items()
-
-
 def test_the_command_is_the_script_with_its_arguments(script: Path) -> None:
     job = JobSpec(script, args=("--ps", "--", "x y"), servers=0, workers=1, python_flags=("-P",))
     cluster = describe_cluster({Task("worker", 0): Address("127.0.0.1", 1)})

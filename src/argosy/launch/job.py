@@ -43,11 +43,6 @@ _PRELOAD_TO_SERVE = ("torch", "torch._dynamo", "argosy.remote.connecting", "argo
 # What every task of a cluster that serves runs: it serves, or is the client.
 _SERVING_SCRIPT = Path(__file__).with_name("serving.py")
 CLIENT = Task("client", 0)
-# For glibc's malloc. A step walks through megabytes of gradients and activations, and with pages of 4 kB it
-# looks up thousands of them; memory that is kept between steps need not be faulted in again.
-_LARGE_PAGES = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
-)
 
 
 GRACE = 30.0
@@ -175,8 +170,7 @@ def task_environ(
 def shared_environ(job: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, str]:
     """What all tasks share: what is inherited, cleared of other jobs, and how Python is to run."""
     inherited = {name: value for name, value in environ.items() if name not in JOB_VARIABLES}
-    defaults = {"GLIBC_TUNABLES": _LARGE_PAGES}
-    return defaults | inherited | _threads(job, environ, cores) | {"PYTHONUNBUFFERED": "1"}
+    return inherited | _threads(job, environ, cores) | {"PYTHONUNBUFFERED": "1"}
 
 
 def _threads(job: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ import msgspec
 
 from argosy.cluster.cores import share_cores
 from argosy.cluster.discover import EVALUATOR, Identity, discover, take_flags
+from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.modes import BufferRule, Local, Mode, Ring
@@ -86,6 +87,7 @@ def _serve(identity: Identity) -> None:
 
 
 def _enter(identity: Identity) -> Replica:
+    keep_freed_memory()
     if isinstance(identity.mode, Local):
         return Replica(identity, None)
     share_cores(identity.cluster, identity.task)

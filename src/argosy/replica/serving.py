@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from argosy.cluster.cores import share_cores
+from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
@@ -89,6 +90,7 @@ class Server:
             from argosy.remote.devices import find_devices
             from argosy.remote.host import Host
 
+            keep_freed_memory()
             devices = find_devices(visible_devices, allow_growth)
             self._host = Host(
                 self._cluster,
