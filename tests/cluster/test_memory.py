@@ -19,7 +19,7 @@ keep_freed_memory()
 def step():
     for gradient in [torch.empty(50 * 2**18) for _ in range(4)]:
         gradient[:: 1024].fill_(1)
-for _ in range(3): step()
+for _ in range(8): step()  # until the heap is large enough
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10): step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)

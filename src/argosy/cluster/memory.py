@@ -13,8 +13,10 @@ import os
 from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# So much that is free is kept, in bytes.
+# So much that is free at the heap's end is kept, in bytes; and blocks up to this size lie in the heap. Larger
+# ones still go back at once: in a heap, what is freed between two others may be of no use to the next.
 _KEPT = 2**30
+_LARGEST = 128 * 2**20
 # Whoever sets one of these knows what malloc is to do.
 _OWN = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
@@ -26,4 +28,4 @@ def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> None:
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT)
-        mallopt(_M_MMAP_THRESHOLD, _KEPT)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST)
