@@ -55,7 +55,11 @@ def _threads() -> Iterator[str]:
 
 def _children() -> Iterator[str]:
     for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
+        try:
+            pids = children.read_text().split()
+        except OSError:  # the thread has ended meanwhile
+            continue
+        for pid in pids:
             status = Path(f"/proc/{pid}/stat")
             with suppress(OSError):  # it has ended meanwhile
                 words = status.read_text().rpartition(")")[2].split()
