@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from argosy.cluster.spec import ClusterSpec, Task
 
 
+def tasks_beside(cluster: ClusterSpec, task: Task) -> int:
+    """How many tasks are on this task's machine, itself among them, as far as addresses tell."""
+    mine = _machine(cluster, task)
+    return sum(_machine(cluster, other) == mine for other in cluster.tasks())
+
+
 def fair_share(cluster: ClusterSpec, task: Task, cores: int) -> int | None:
     """A task's part of its machine's cores; None if it is alone there, or has no address."""
     if task not in cluster.tasks():
         return None
-    mine = _machine(cluster, task)
-    neighbours = sum(_machine(cluster, other) == mine for other in cluster.tasks())
-    return max(1, cores // neighbours) if neighbours > 1 else None
+    tasks = tasks_beside(cluster, task)
+    return max(1, cores // tasks) if tasks > 1 else None
 
 
 def _machine(cluster: ClusterSpec, task: Task) -> str:

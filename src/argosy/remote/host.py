@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
+from argosy.cluster.cores import tasks_beside
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import WireError
 from argosy.events import say
@@ -61,7 +62,8 @@ class Host:
         self._listener = listener
         self._devices = tuple(devices)
         self._helpers = _spare_cores() if helpers is None else helpers
-        self._patience = _LOOK if alone and _has_core_each(cluster) else 0.0
+        has_core = tasks_beside(cluster, task) <= len(os.sched_getaffinity(0))
+        self._patience = _LOOK if alone and has_core else 0.0
         self._wants_foreign = wants_foreign
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
@@ -222,12 +224,6 @@ def _listen(address: Address) -> LaneListener | None:
 def _spare_cores() -> int:
     """How many long operations may run beside another. A task that was told to use one thread uses one."""
     return max(0, min(torch.get_num_threads(), len(os.sched_getaffinity(0)), _MOST_HELPERS + 1) - 1)
-
-
-def _has_core_each(cluster: ClusterSpec) -> bool:
-    """Whether there are as many cores as tasks of this machine, as far as their addresses tell."""
-    here = [task for task in cluster.tasks() if cluster.address(task).is_loopback]
-    return len(here) <= len(os.sched_getaffinity(0))
 
 
 def _client_of(peer: Peer) -> str:
