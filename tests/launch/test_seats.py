@@ -1,4 +1,4 @@
-"""More tasks than cores: servers keep to a core each, workers let them go first."""
+"""More tasks than cores: each keeps to a core, and workers let servers go first."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ SERVERS = [Task("ps", 0), Task("ps", 1), Task("ps", 2)]
 WORKERS = [Task("worker", 0), Task("worker", 1)]
 
 
-def test_servers_are_spread_over_the_cores() -> None:
-    assert seats([*SERVERS, *WORKERS], [4, 6]) == {SERVERS[0]: 4, SERVERS[1]: 6, SERVERS[2]: 4}
+def test_servers_and_workers_are_spread_over_the_cores() -> None:
+    places = {SERVERS[0]: 4, SERVERS[1]: 6, SERVERS[2]: 4, WORKERS[0]: 4, WORKERS[1]: 6}
+    assert seats([*SERVERS, *WORKERS], [4, 6]) == places
 
 
 def test_another_job_begins_with_another_core() -> None:
-    assert seats([SERVERS[0], *WORKERS], [4, 6], first=1) == {SERVERS[0]: 6}
+    places = {SERVERS[0]: 6, WORKERS[0]: 6, WORKERS[1]: 4}
+    assert seats([SERVERS[0], *WORKERS], [4, 6], first=1) == places
+
+
+@pytest.mark.parametrize("cores", [(0, 1, 2), (0, 1, 2, 3)])
+def test_workers_that_do_not_fill_the_cores_evenly_may_run_anywhere(cores: tuple[int, ...]) -> None:
+    places = {SERVERS[0]: 0, SERVERS[1]: 1, SERVERS[2]: 2}
+    assert seats([*SERVERS, *WORKERS], cores) == places
 
 
 def test_a_core_for_every_task_leaves_the_choice_to_the_scheduler() -> None:
@@ -42,8 +50,9 @@ def test_tasks_are_seated(launcher: Launcher) -> None:
     assert len(os.sched_getaffinity(server)) == 1
     assert os.sched_getscheduler(server) != os.SCHED_BATCH
     assert len(workers) == len(cores)
+    assert set().union(*map(os.sched_getaffinity, workers)) == cores
     for worker in workers:
-        assert os.sched_getaffinity(worker) == cores
+        assert len(os.sched_getaffinity(worker)) == 1
         assert os.sched_getscheduler(worker) == os.SCHED_BATCH
     launch.process.terminate()
     assert launch.finish() == 128 + signal.SIGTERM

@@ -1,8 +1,8 @@
-"""Where tasks sit when they outnumber the cores: servers keep to a core each, workers let them go first.
+"""Where tasks sit when they outnumber the cores: each keeps to a core, and workers let servers go first.
 
-A server runs for a fraction of a millisecond at a time, on memory that it alone uses. Left to the scheduler
-it wakes on whichever core is free, drives out what is in that core's caches, and is driven out by the worker
-that it has just answered. Workers may run anywhere: what they start themselves inherits where they may run.
+A server runs for a fraction of a millisecond at a time, on memory that it alone uses, while a worker waits
+for it. Left to the scheduler both wake on whichever core seems free: they drive out what is in its caches,
+and wait behind another worker while the core that they came from has nothing to do.
 """
 
 from __future__ import annotations
@@ -12,20 +12,33 @@ import os
 from collections.abc import Mapping, Sequence
 
 from argosy.cluster.spec import Task
+from argosy.launch.slices import set_slice
+
+# In seconds. A server finishes what it was woken for within its slice; a worker's is as long as they get.
+_SERVER_SLICE = 3e-3
+_WORKER_SLICE = 100e-3
 
 
 def seats(tasks: Sequence[Task], cores: Sequence[int], first: int = 0) -> dict[Task, int]:
-    """The core of each server, counted from `first`; none if there is a core for every task."""
+    """The core of each task, counted from `first`; none if there is a core for every task, or no server.
+
+    Workers that would not fill the cores evenly have none: they are better moved about.
+    """
     servers = [task for task in tasks if task.job == "ps"]
-    if len(tasks) <= len(cores):
+    workers = [task for task in tasks if task.job == "worker"]
+    if not servers or len(tasks) <= len(cores):
         return {}
-    return {server: cores[(first + place) % len(cores)] for place, server in enumerate(servers)}
+    seated = [servers] if len(workers) % len(cores) else [servers, workers]
+    return {task: cores[(first + place) % len(cores)] for group in seated for place, task in enumerate(group)}
 
 
-def seat(pid: int, task: Task, plan: Mapping[Task, int]) -> None:
+def seat(pid: int, task: Task, places: Mapping[Task, int]) -> None:
     """Give a task that was just started its place; where that is not allowed, it does without."""
+    if not places:
+        return
     with contextlib.suppress(OSError):
-        if task in plan:
-            os.sched_setaffinity(pid, {plan[task]})
-        elif plan and task.job == "worker":
+        if task in places:
+            os.sched_setaffinity(pid, {places[task]})
+        if task.job == "worker":
             os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+        set_slice(pid, _WORKER_SLICE if task.job == "worker" else _SERVER_SLICE)
