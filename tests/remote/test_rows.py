@@ -16,15 +16,21 @@ from argosy.remote.records import EXPECT, SEND, TENSOR, Result, Template
 FIRST, SECOND = "/job:worker/task:0", "/job:worker/task:1"
 
 
-def operation(number: int, name: str, inputs: int, mutates: tuple[int, ...] = ()) -> Compiled:
-    results = () if mutates else (Result((2,), (1,), "float32"),)
+def operation(
+    number: int, name: str, inputs: int, mutates: tuple[int, ...] = (), view: bool = False
+) -> Compiled:
+    results = () if mutates else (Result((2,), (1,), "float32", 0 if view else -1),)
     picks = () if mutates else (0,)
     args = [[TENSOR] for _ in range(inputs)]
     template = Template(number, name, args, {}, inputs, 0, "cpu:0", picks, results, mutates)
     return Compiled(template, torch.device("cpu"))
 
 
-TEMPLATES = {0: operation(0, "aten::relu", 1), 1: operation(1, "aten::add_.Tensor", 2, (0,))}
+TEMPLATES = {
+    0: operation(0, "aten::relu", 1),
+    1: operation(1, "aten::add_.Tensor", 2, (0,)),
+    2: operation(2, "aten::t", 1, view=True),
+}
 
 
 def shape_of(records: list[object], returned: tuple[int, ...] = ()) -> list[list[str]]:
@@ -79,8 +85,35 @@ def test_long_branches_get_rows_of_their_own() -> None:
     records: list[object] = [0, -1, 10, 1, 0, -1, 11, 2, 0, -1, 12, 10, 0, -1, 13, 11]
     analysis = Analysis(records, TEMPLATES, (), {})
     assert len(analysis.segments((), ())) == 1
-    branches = analysis.segments((), (), [0.1, 0.1, 0.1, 0.1])
+    assert len(analysis.segments((), (), [0.1, 0.1, 0.1, 0.1])) == 1
+    branches = analysis.segments((), (), [0.1, 0.1, 0.1, 0.1], side_by_side=True)
     assert [[item.index for item in each.items] for each in branches] == [[0, 2], [1, 3]]
+
+
+def test_what_is_updated_early_is_read_early_in_the_next_step() -> None:
+    large, small, tiny = 1, 2, 3
+    gradients = {large: 10, small: 11, tiny: 12}
+    records: list[object] = [word for each in gradients.values() for word in (EXPECT, each, SECOND)]
+    for number, parameter in enumerate(gradients):
+        records += [SEND, parameter, SECOND, 90 + number, -1]
+    for parameter, gradient in gradients.items():
+        records += [1, -1, 0, parameter, gradient]
+    whole = Analysis(records, TEMPLATES, (), {})
+    assert [len(each.items) for each in whole.segments((), ())] == [3, 1, 1, 1]
+    late = whole.late({large: 2**20, small: 100, tiny: 100})
+    assert late[small] == late[tiny] != late[large]
+    segments = Analysis(records, TEMPLATES, (), {}, late).segments((), ())
+    assert [[item.index for item in each.items] for each in segments] == [[0], [1, 2], [3], [4], [5]]
+    assert [each.after for each in segments] == [[], [], [0], [1], [1]]
+
+
+def test_a_view_waits_with_who_uses_it() -> None:
+    gradient, flipped, parameter = 10, 11, 1
+    records: list[object] = [EXPECT, gradient, SECOND, 2, -1, flipped, gradient, 1, -1, 0, parameter, flipped]
+    analysis = Analysis(records, TEMPLATES, (), {}, {parameter: 1 << 5})
+    assert [len(each.items) for each in analysis.segments((), ())] == [2]
+    seen = analysis.segments([analysis.slot_of[flipped]], ())  # somebody may be waiting for it
+    assert [len(each.items) for each in seen] == [1, 1]
 
 
 def test_a_mistake_in_a_row_spoils_what_depends_on_it_and_nothing_else() -> None:

@@ -1,41 +1,28 @@
 """A captured step, looked through once: which of its records can run in a row, and what each row waits for.
 
 Pure: no tensors, no threads. All records that need the same values from other tasks, those included that they
-need by way of others, become one *segment*. It is ready exactly when its records would be, so nothing waits
-longer than it has to, and inside a segment nothing is scheduled at all. What is sent to another task leaves
-as soon as it is made.
+need by way of others, become one *segment*. It is ready when its records would be, so nothing waits longer
+than it has to, and inside a segment nothing is scheduled at all. What is sent to another task leaves as soon
+as it is made. A step that repeats follows upon itself: what is large and updated late in it counts as
+something to wait for in the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from argosy.errors import WireError
 from argosy.remote.compiled import Compiled
+from argosy.remote.haste import Haste, Item
 from argosy.remote.records import DROP, EXPECT, SEND, WIDTHS
 
+# What is updated for the next step is read by itself there if it is larger than this, in bytes.
+_LARGE = 128 * 1024
 # Branches that take longer than this, in seconds, are worth a thread each.
 _WORTH_A_THREAD = 1e-3
-
-
-@dataclass
-class Item:
-    """An operation, or a value that is sent. Slots are places in a list that each replay has of its own."""
-
-    index: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
-    compiled: Compiled | None = None
-    floats: tuple[float, ...] = ()
-    site: int = -1
-    task: str = ""
-    there: int = 0
-    needs: int = 0  # the values from elsewhere that it depends on, one bit each
-    after: set[int] = field(default_factory=set)
-    home: int = -1  # of what is sent: the item after which it can leave
 
 
 @dataclass
@@ -84,8 +71,11 @@ class Analysis:
         templates: Mapping[int, Compiled],
         feeds: Collection[int],
         alike: Mapping[int, int],
+        late: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """`alike` gives values from before the step that share memory the same number."""
+        """`alike` gives values from before the step that share memory the same number; `late` says of those
+        that may still be written to, by the step before, what has to come for it, as one bit.
+        """
         self.items: list[Item] = []
         self.slots: list[Slot] = [Slot(-1, -1)]
         self.memories: list[Memory] = []
@@ -94,6 +84,7 @@ class Analysis:
         self.parcels: list[tuple[int, str, int]] = []
         self.externals: dict[int, int] = {}
         self._alike = alike
+        self._late = late
         self._shared: dict[int, int] = {}
         self._randomness = self._memory()
         self.random: set[int] = set()
@@ -118,8 +109,13 @@ class Analysis:
         alike = self._alike.get(number, number)
         if alike not in self._shared:
             self._shared[alike] = self._memory()
-        self.externals[number] = self._slot(number, self._shared[alike])
-        return self.externals[number]
+        slot = self.externals[number] = self._slot(number, self._shared[alike])
+        if bit := self._late.get(number, 0):
+            self.slots[slot].needs = bit
+            memory = self.memories[self._shared[alike]]
+            memory.made |= bit
+            memory.touched |= bit
+        return slot
 
     def _read(self, records: Sequence[Any], templates: Mapping[int, Compiled]) -> None:
         position = 0
@@ -200,26 +196,60 @@ class Analysis:
         item.after.discard(-1)
         self.items.append(item)
 
+    def late(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        """Of each value from before the step that it writes to, once something has come: a bit for what that
+        is. Those of few bytes have one in common, as they are not worth a segment each.
+        """
+        memories = {number: self.slots[slot].memory for number, slot in self.externals.items()}
+        writers = {number: self.memories[memory].writer for number, memory in memories.items()}
+        needs = {number: self.items[writer].needs for number, writer in writers.items() if writer >= 0}
+        bytes_for: dict[int, int] = {}
+        for number, each in needs.items():
+            bytes_for[each] = bytes_for.get(each, 0) + sizes.get(number, 0)
+        large = [each for each, size in bytes_for.items() if each and size > _LARGE]
+        bits = {each: 1 << (len(self.parcels) + 1 + place) for place, each in enumerate(large)}
+        return {number: bits.get(each, 1 << len(self.parcels)) for number, each in needs.items() if each}
+
     # --- cutting ------------------------------------------------------------------------------------------
     def segments(
-        self, returned: Collection[int], kept: Collection[int], costs: Sequence[float] = ()
+        self,
+        returned: Collection[int],
+        kept: Collection[int],
+        costs: Sequence[float] = (),
+        side_by_side: bool = False,
     ) -> list[Segment]:
         """The step in segments, each after those that it comes after. A value that is returned ends one, as
         somebody may wait for it. With the `costs` of the items, long branches get segments of their own.
         """
         cuts = {self.slots[slot].maker for slot in returned}
-        branch = self._branches(costs) if costs else [0] * len(self.items)
+        branch = self._branches(costs) if side_by_side else [0] * len(self.items)
         passed: dict[int, int] = {}
         groups: dict[tuple[int, int, int, int], list[Item]] = {}
+        needs_of = self._needs(set(returned))
         for item in self._in_order():
-            needs = item.needs
+            needs = needs_of[item.index]
             key = (needs.bit_count(), passed.get(needs, 0), needs, branch[item.index])
             groups.setdefault(key, []).append(item)
             if item.index in cuts:
                 passed[needs] = passed.get(needs, 0) + 1
+        if costs:
+            haste = Haste(self.items, costs)
+            groups = {key: haste.order(items) for key, items in groups.items()}
         made = [Segment(groups[key]) for key in sorted(groups, key=lambda key: key[:2])]
         self._connect(made, {*returned, *kept})
         return made
+
+    def _needs(self, returned: set[int]) -> list[int]:
+        """What each item waits for. A mere view waits with those who use it, if all wait for the same."""
+        result = [item.needs for item in self.items]
+        users: list[set[int]] = [set() for _ in self.items]
+        for item in reversed(self.items):
+            light = item.compiled is not None and item.compiled.light
+            if light and len(users[item.index]) == 1 and returned.isdisjoint(item.outputs):
+                result[item.index] = users[item.index].pop()
+            for before in item.after:
+                users[before].add(result[item.index])
+        return result
 
     def _in_order(self) -> Iterator[Item]:
         """The program, with what is sent moved forward to where it is made."""

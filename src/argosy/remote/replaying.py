@@ -7,7 +7,8 @@ writes, of uncaptured work and of other captured steps alike.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,8 +66,8 @@ class Plan:
         program = self._programs.get((pattern, returned))
         if program is None:
             alike = {n: self._externals[place] for n, place in zip(self._externals, pattern, strict=True)}
-            analysis = Analysis(self._records, self._templates, self._feeds, alike)
-            program = self._programs[pattern, returned] = Program(analysis, returned, self._kept)
+            analyse = partial(Analysis, self._records, self._templates, self._feeds, alike)
+            program = self._programs[pattern, returned] = Program(analyse, returned, self._kept)
         made = program.start(session, turn, given, feeds, frames)
         for number in self._kept:
             if number in made:
@@ -88,20 +89,26 @@ class Plan:
 class Program:
     """The rows of a plan, for values that share memory in one way."""
 
-    def __init__(self, analysis: Analysis, returned: Collection[int], kept: Collection[int]) -> None:
-        self._analysis = analysis
+    def __init__(
+        self,
+        analyse: Callable[[Mapping[int, int]], Analysis],
+        returned: Collection[int],
+        kept: Collection[int],
+    ) -> None:
+        self._analyse = analyse
+        analysis = self._analysis = analyse({})
         self._returned = {analysis.slot_of[number] for number in returned}
         self._kept = {analysis.slot_of[number] for number in kept if number in analysis.slot_of}
         self._costs = [0.0] * len(analysis.items)
         outside = (*analysis.externals.values(), *(slot for _, _, slot in analysis.parcels))
         # For memory from outside, a slot that it came in.
         self._came_in = {analysis.slots[slot].memory: slot for slot in outside}
-        self._branched = False
+        self._settled = False
         self._make_rows()
 
-    def _make_rows(self) -> None:
-        analysis, known = self._analysis, self._branched
-        segments = analysis.segments(self._returned, self._kept, self._costs if known else ())
+    def _make_rows(self, side_by_side: bool = False) -> None:
+        analysis, known = self._analysis, self._settled
+        segments = analysis.segments(self._returned, self._kept, self._costs if known else (), side_by_side)
         self.rows = [Row(analysis, segment, self._costs, known) for segment in segments]
         self._random = [any(item.index in analysis.random for item in each.items) for each in segments]
         self._reads = [
@@ -109,6 +116,14 @@ class Program:
             for each in segments
         ]
         self._writes = [[self._came_in[m] for m in each.alters if m in self._came_in] for each in segments]
+
+    def _settle(self, session: Session, given: Sequence[Value]) -> None:
+        """What each operation costs is known: from now on in rows that are made for it."""
+        self._settled = True
+        tensors = zip(self._analysis.externals, (each.tensor for each in given), strict=True)
+        sizes = {number: tensor.nbytes for number, tensor in tensors if tensor is not None}
+        self._analysis = self._analyse(self._analysis.late(sizes))
+        self._make_rows(session.graph.has_helpers)
 
     def start(
         self,
@@ -119,9 +134,8 @@ class Program:
         frames: Sequence[torch.Tensor],
     ) -> dict[int, Value]:
         """Begin a replay; the values that are to be seen outside, by their numbers in the recording."""
-        if not self._branched and session.graph.has_helpers and all(row.is_known for row in self.rows):
-            self._branched = True
-            self._make_rows()
+        if not self._settled and all(row.is_known for row in self.rows):
+            self._settle(session, given)
         analysis = self._analysis
         frame: list[Any] = [None] * len(analysis.slots)
         values = dict(zip(analysis.externals.values(), given, strict=True))

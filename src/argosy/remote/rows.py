@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from argosy.remote.analysis import Analysis, Item, Segment
+from argosy.remote.analysis import Analysis, Segment
 from argosy.remote.compiled import HEAVY, Bare, Compiled
 from argosy.remote.graph import Value
+from argosy.remote.haste import Item
 from argosy.remote.packing import Shipping
 from argosy.wire.remote_headers import Fault
 from argosy.wire.remote_headers import Item as Sent
@@ -101,7 +102,9 @@ class Row:
         return self.is_known and sum(self._costs[item.index] for item in self.segment.items) > HEAVY
 
     def _build(self) -> None:
-        """The calls: what waits to be sent leaves before it is written to, and before what takes long."""
+        """The calls: what waits to be sent leaves before it is written to, before what takes very long, and
+        if it is much before what takes long.
+        """
         self._calls, self._owners, self.counted = [], [], []
         waiting: set[int] = set()
         grad: bool | None = None
@@ -119,7 +122,7 @@ class Row:
                     add(_forgetter(dies))
                 continue
             written = {self._memory_of[slot] for slot in item.writes}
-            if written & waiting:
+            if written & waiting or (waiting and self.is_known and self._costs[item.index] > HEAVY):
                 add(_flush)
                 waiting.clear()
             elif waiting and (not self.is_known or self._costs[item.index] > _LONG):
