@@ -36,14 +36,28 @@ def order(items: list[Item], costs: list[float]) -> list[int]:
 def test_of_two_that_are_sent_the_larger_comes_first() -> None:
     items = [item(0, SMALL), item(1, SMALL, 0), item(2, None, 1), item(3, LARGE, 0), item(4, None, 3)]
     assert order(items, [LONG, LONG, 0, LONG, 0]) == [0, 3, 4, 1, 2]
+    items.append(item(5, SMALL, 1))  # quick, and seen by nobody
+    assert order(items, [LONG, LONG, 0, LONG, 0, SHORT]) == [0, 3, 4, 1, 2, 5]
 
 
-def test_what_leads_on_comes_before_what_ends_here() -> None:
-    items = [item(0, SMALL), item(1, SMALL, 0), item(2, SMALL, 0), item(3, SMALL, 2), item(4, None, 3)]
-    assert order(items, [LONG, LONG, LONG, LONG, 0]) == [0, 2, 3, 4, 1]
+def test_of_two_alike_the_first_comes_first() -> None:
+    items = [item(0, LARGE), item(1, LARGE, 0), item(2, None, 1), item(3, LARGE), item(4, LARGE, 3)]
+    items.append(item(5, None, 4))
+    assert order(items, [LONG, LONG, 0, LONG, LONG, 0]) == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_quick_does_not_wait() -> None:
+def test_what_is_far_behind_is_not_waited_for() -> None:
+    items = [item(0, SMALL), item(1, None, 0), item(2, SMALL), item(3, LARGE, 2), item(4, None, 3)]
+    assert order(items, [LONG, 0, LONG, 0.5 * LONG, 0]) == [2, 3, 4, 0, 1]
+    assert order(items, [LONG, 0, 5 * LONG, 0.5 * LONG, 0]) == [0, 1, 2, 3, 4]
+
+
+def test_what_something_here_comes_after_stays_where_it_is() -> None:
+    items = [item(0, SMALL), item(1, None, 0), item(2, SMALL, 0), item(3, LARGE), item(4, None, 3)]
+    assert order(items, [LONG, 0, LONG, LONG, 0]) == [0, 1, 2, 3, 4]
+
+
+def test_an_errand_does_not_wait() -> None:
     items = [item(0, LARGE), item(1, None, 0), item(2, SMALL), item(3, None, 2)]
     assert order(items, [LONG, 0, SHORT, 0]) == [2, 3, 0, 1]
 

@@ -1,21 +1,25 @@
 """In which order the operations of a captured step run when what each of them costs is known.
 
-Pure. Other tasks wait for what is sent to them, so that comes first from which most follows: of two gradients
-the one whose update takes longer. An order that keeps to `Item.after` gives the same results, to the bit.
+Pure. The order is the program's, with two exceptions for the sake of other tasks, who wait for what they are
+sent: what is quick and leads to a message is done at once; and of two gradients that are close together, the
+one whose update takes longer comes first. An order that keeps to `Item.after` gives the same bits.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from argosy.remote.compiled import Compiled
 from argosy.wire.frames import ITEMSIZE
 
-# What takes less than this is done as soon as it can be, in seconds.
+# What takes less than this is quick, in seconds.
 _QUICK = 60e-6
+# An item is not put off for longer than so many times what it takes itself, there too where it is sent.
+_PATIENCE = 2.0
 # What other tasks do with a byte that they are sent, in seconds: an estimate, of an update and two copies.
 _ELSEWHERE = 0.3e-9
 # What is done later than its turn keeps what it reads alive: with more than this made in a row, in bytes, it
@@ -43,36 +47,41 @@ class Item:
 
 
 class Haste:
-    """The items of a step, and how much depends on each."""
+    """The items of a step, and which of them lead to nothing but a message."""
 
     def __init__(self, items: Sequence[Item], costs: Sequence[float]) -> None:
         self._costs = costs
-        self._sizes: dict[int, int] = {}  # of what was made here, by its slot
+        sizes: dict[int, int] = {}  # of what was made here, by its slot
+        followers: list[list[int]] = [[] for _ in items]
         for item in items:
-            self._sizes |= zip(item.outputs, _sizes(item), strict=False)
-        self._urgency = [0.0] * len(items)
-        for item in reversed(items):
-            self._urgency[item.index] += self._duration(item)
+            sizes |= zip(item.outputs, _sizes(item), strict=False)
             for before in item.after:
-                self._urgency[before] = max(self._urgency[before], self._urgency[item.index])
-
-    def _duration(self, item: Item) -> float:
-        """How long an item takes, there too where it is sent."""
-        if item.compiled is None:
-            return self._sizes.get(item.inputs[0], 0) * _ELSEWHERE
-        return self._costs[item.index]
+                followers[before].append(item.index)
+        # Of an item after which only quick ones and messages come: how many bytes are sent then. It is an
+        # errand if it is quick itself, else a last stretch.
+        self._sent: dict[int, int] = {}
+        self._errands: set[int] = set()
+        for item in reversed(items):
+            after = followers[item.index]
+            if self._errands.issuperset(after):
+                own = sizes.get(item.inputs[0], 0) if item.compiled is None else 0
+                self._sent[item.index] = max([own, *(self._sent[each] for each in after)])
+                if item.compiled is None or costs[item.index] < _QUICK:
+                    self._errands.add(item.index)
 
     def order(self, items: Sequence[Item]) -> list[Item]:
-        """The same items: what is quick, or sent, at once; of what is long, that from which most follows."""
+        """The same items: errands at once, and a last stretch after a longer one that is close behind it."""
         if sum(sum(_sizes(item)) for item in items if item.compiled and not item.compiled.light) > _ROOM:
             return list(items)
         inside = {item.index: item for item in items}
+        turns = {index: (0.0 if index in self._errands else 1.0, float(index)) for index in inside}
+        turns |= {index: (1.0, later + 0.5) for index, later in self._put_off(items)}
         missing = {item.index: len(item.after & inside.keys()) for item in items}
         followers: dict[int, list[int]] = {}
         for item in items:
             for before in item.after & inside.keys():
                 followers.setdefault(before, []).append(item.index)
-        ready = [self._turn(item) for item in items if not missing[item.index]]
+        ready = [(turns[index], index) for index, count in missing.items() if not count]
         heapq.heapify(ready)
         result: list[Item] = []
         while ready:
@@ -81,12 +90,20 @@ class Haste:
             for follower in followers.get(index, ()):
                 missing[follower] -= 1
                 if not missing[follower]:
-                    heapq.heappush(ready, self._turn(inside[follower]))
+                    heapq.heappush(ready, (turns[follower], follower))
         return result
 
-    def _turn(self, item: Item) -> tuple[float, int]:
-        quick = item.compiled is None or self._costs[item.index] < _QUICK
-        return (-math.inf if quick else -self._urgency[item.index], item.index)
+    def _put_off(self, items: Sequence[Item]) -> Iterator[tuple[int, int]]:
+        """Last stretches that had better come after another one, and which."""
+        stretches = [each.index for each in items if self._sent.get(each.index)]
+        stretches = [index for index in stretches if index not in self._errands]
+        spent = list(accumulate(self._costs, initial=0.0))
+        for place, mine in enumerate(stretches):
+            patience = _PATIENCE * (self._costs[mine] + self._sent[mine] * _ELSEWHERE)
+            near = [each for each in stretches[place + 1 :] if spent[each + 1] - spent[mine + 1] < patience]
+            longest = max(near, key=lambda each: self._sent[each], default=mine)
+            if self._sent[longest] > self._sent[mine]:
+                yield mine, longest
 
 
 def _sizes(item: Item) -> list[int]:
