@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from argosy.cluster.cores import fair_share, share_cores
+from argosy.cluster.cores import fair_share, obey_threads, share_cores
 from argosy.cluster.spec import ClusterSpec, Task
 
 LOCAL = ClusterSpec(
@@ -49,3 +49,10 @@ def test_torch_keeps_to_the_share_unless_told_otherwise(monkeypatch: pytest.Monk
     assert torch.get_num_threads() == 2
     share_cores(LOCAL, CHIEF, {})
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("told", "threads"), [("3", 3), (" 1,4", 1), ("", 2), ("0", 2), ("many", 2)])
+def test_torch_uses_as_many_threads_as_it_is_told(told: str, threads: int) -> None:
+    obey_threads({"OMP_NUM_THREADS": told})
+    assert torch.get_num_threads() == threads

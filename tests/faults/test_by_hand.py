@@ -16,7 +16,11 @@ ELAPSED = r"Training elapsed time: \d+\.\d{6} s\n"
 END = r"After (\d+) training step\(s\), validation cross entropy = \d+\.\d+, accuracy = (0\.\d+)\n"
 
 
-@pytest.mark.parametrize("flags", [(), ("--is_sync=True",)], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param((), marks=pytest.mark.slow), ("--is_sync=True",)],
+    ids=["async", "sync"],
+)
 def test_mnist_by_hand(jobs: Jobs, flags: tuple[str, ...]) -> None:
     cluster = jobs.cluster(2, 2)
     # Asynchronous updates are shared: worker 1 may come late, and get few of them or none.

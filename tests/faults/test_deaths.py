@@ -12,7 +12,7 @@ __all__ = ["jobs"]
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_killed_worker_takes_nobody_with_it(jobs: Jobs, mode: str) -> None:
     job = jobs.launch(mode, 300, 0.01)
     for worker in (0, 1):

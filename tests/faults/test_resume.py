@@ -66,10 +66,11 @@ def newest(directory: Path) -> int:
 @pytest.mark.parametrize(
     ("mode", "stops"),
     [
-        ("sync", ((signal.SIGTERM, 120), (signal.SIGINT, 165))),
+        ("sync", ((signal.SIGTERM, 120),)),
+        pytest.param("sync", ((signal.SIGTERM, 120), (signal.SIGINT, 165)), marks=pytest.mark.slow),
         pytest.param("ring", ((signal.SIGTERM, 120),), marks=pytest.mark.slow),
     ],
-    ids=["sync", "ring"],
+    ids=["sync", "sync-twice", "ring"],
 )
 def test_the_same_bits_as_without_a_stop(
     jobs: Jobs, tmp_path: Path, mode: str, stops: tuple[tuple[signal.Signals, int], ...]

@@ -33,7 +33,7 @@ def test_the_launcher_starts_a_ring_without_servers(jobs: Jobs) -> None:
     assert "argosy: ring of 3: shared memory" in job.lines("/job:worker/task:0"), job
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_worker_is_named_by_all_the_others_within_seconds(jobs: Jobs, victim: int) -> None:
     job = jobs.launch("ring", 100_000, 0.01, workers=3)
     for worker in range(3):

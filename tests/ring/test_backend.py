@@ -28,7 +28,7 @@ def ranks(size: int, folder: Path, what: str, program: Path = PROGRAM) -> list[t
     return ended(started, 90)
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_collectives_and_data_parallel(size: int, tmp_path: Path) -> None:
     for code, output in ranks(size, tmp_path, "work"):
         assert code == 0, output

@@ -27,6 +27,17 @@ def _machine(cluster: ClusterSpec, task: Task) -> str:
     return "loopback" if address.is_loopback else address.host.lower()
 
 
+def obey_threads(environ: Mapping[str, str] = os.environ) -> None:
+    """Let torch use as many threads as OMP_NUM_THREADS says, which it has not seen if it was imported before
+    a fork.
+    """
+    import torch
+
+    told = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if told.isdecimal() and int(told) > 0:
+        torch.set_num_threads(int(told))
+
+
 def share_cores(cluster: ClusterSpec, task: Task, environ: Mapping[str, str] = os.environ) -> None:
     """Let torch use no more threads here than this task's part, unless OMP_NUM_THREADS says how many.
 

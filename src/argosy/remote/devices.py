@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
 
+from argosy.cluster.cores import obey_threads
 from argosy.errors import ConfigError
 
 
@@ -16,8 +16,7 @@ def find_devices(visible: Sequence[str] | None = None, allow_growth: bool = True
 
     Without `allow_growth`, nearly all memory of each GPU is taken at once, so that nobody else takes it.
     """
-    if "OMP_NUM_THREADS" in os.environ:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    obey_threads()
     there = ("cpu:0", *(f"gpu:{number}" for number in range(torch.cuda.device_count())))
     for name in visible or ():
         if name not in there:

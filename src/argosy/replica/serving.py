@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from argosy.cluster.cores import share_cores
+from argosy.cluster.cores import obey_threads, share_cores
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
@@ -122,8 +122,7 @@ class Server:
 
         from argosy.store.server import ParameterServer
 
-        if "OMP_NUM_THREADS" in os.environ:
-            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        obey_threads()
         share_cores(self._cluster, self._task)
         # Moments that fade towards zero become denormal numbers, with which a processor is many times slower.
         torch.set_flush_denormal(True)
