@@ -58,6 +58,54 @@ def test_the_same_results_as_without(optimizer: Any) -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*runs, strict=True))
 
 
+def test_large_gradients_change_places_and_the_results_do_not() -> None:
+    """As large as it takes for rows to be cut and ordered anew once their costs are known."""
+    generator = torch.Generator().manual_seed(1)
+    images, labels = torch.randn(32, 784, generator=generator), torch.arange(32) % 10
+    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
+        runs = []
+        for wrap in (lambda step: step, argosy.capture):
+            torch.manual_seed(0)
+            with argosy.device(PS):
+                model = nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 300), nn.Linear(300, 10))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+            def step(
+                x: torch.Tensor, y: torch.Tensor, model: Any = model, o: Any = optimizer
+            ) -> torch.Tensor:
+                with argosy.device(WORKER):
+                    o.zero_grad()
+                    loss = F.cross_entropy(model(x), y)
+                    loss.backward()
+                with argosy.device(PS):
+                    o.step()
+                return loss.detach()
+
+            again = wrap(step)
+            losses = [again(images, labels) for _ in range(30)]
+            gradients = [parameter.grad for parameter in model.parameters()]
+            runs.append(argosy.fetch([*losses, *model.state_dict().values(), *gradients]))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*runs, strict=True))
+
+
+def test_what_is_fed_is_as_it_is_at_the_call() -> None:
+    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
+
+        @argosy.capture
+        def step(x: torch.Tensor) -> torch.Tensor:
+            with argosy.device(WORKER):
+                return x * 2
+
+        fed, results, expected = torch.zeros(50, 100, dtype=torch.complex64), [], []
+        for turn in range(20):
+            fed.fill_(complex(turn, turn))
+            mine = fed.conj() if turn % 5 == 4 else fed.t().contiguous().t() if turn % 5 == 3 else fed
+            results.append(step(mine))
+            expected.append(mine.resolve_conj() * 2)
+            fed.fill_(-1)
+        assert all(torch.equal(r.cpu(), e) for r, e in zip(results, expected, strict=True))
+
+
 def test_other_shapes_are_another_recording_and_remote_arguments_travel() -> None:
     with cluster_here(worker=2) as target, argosy.connect(target, wait=20):
         double = argosy.capture(lambda x, factor: {"sum": (x * factor).sum(), "x": x})
