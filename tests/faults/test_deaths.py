@@ -25,7 +25,7 @@ def test_a_killed_worker_takes_nobody_with_it(jobs: Jobs, mode: str) -> None:
     assert "failed with exit code" not in job.launcher.err, job  # the servers' is 0, and worker 0's
 
 
-@pytest.mark.parametrize(("server", "mode"), [(0, "sync"), (1, "async")])
+@pytest.mark.parametrize(("server", "mode"), [(0, "sync"), pytest.param(1, "async", marks=pytest.mark.slow)])
 def test_a_killed_server_is_named(jobs: Jobs, server: int, mode: str) -> None:
     job = jobs.launch(mode, 100_000, 0.01)
     for worker in (0, 1):
