@@ -145,7 +145,7 @@ def test_a_mistake_in_a_row_spoils_what_depends_on_it_and_nothing_else() -> None
 
 
 def test_a_client_that_runs_far_ahead_gets_the_same() -> None:
-    with cluster_here(worker=2) as target, argosy.connect(target, wait=20):
+    with cluster_here(worker=2) as target, argosy.connect(target, wait=20) as client:
         total = argosy.place(torch.zeros(3), FIRST)
 
         @argosy.capture
@@ -162,3 +162,4 @@ def test_a_client_that_runs_far_ahead_gets_the_same() -> None:
             expected = torch.full((3,), 2.0 * n) + expected
             assert torch.equal(result.cpu(), expected)
         assert total.tolist() == [float(sum(2 * n for n in range(300)))] * 3
+        assert client.ran(FIRST)["aten::add_.Tensor"] == client.ran(SECOND)["aten::add.Tensor"] == 300

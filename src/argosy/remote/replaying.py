@@ -79,7 +79,7 @@ class Plan:
         """What has run since the last time, as operations and how often."""
         total: Counter[str] = Counter()
         for program in self._programs.values():
-            for row in program.rows:
+            for row in (*program.rows, *program.former_rows):
                 for name in row.counted:
                     total[name] += row.runs
                 row.runs = 0
@@ -104,6 +104,7 @@ class Program:
         # For memory from outside, a slot that it came in.
         self._came_in = {analysis.slots[slot].memory: slot for slot in outside}
         self._settled = False
+        self.former_rows: list[Row] = []  # replays that began with them may still be under way
         self._make_rows()
 
     def _make_rows(self, side_by_side: bool = False) -> None:
@@ -120,6 +121,7 @@ class Program:
     def _settle(self, session: Session, given: Sequence[Value]) -> None:
         """What each operation costs is known: from now on in rows that are made for it."""
         self._settled = True
+        self.former_rows = self.rows
         tensors = zip(self._analysis.externals, (each.tensor for each in given), strict=True)
         sizes = {number: tensor.nbytes for number, tensor in tensors if tensor is not None}
         self._analysis = self._analyse(self._analysis.late(sizes))
