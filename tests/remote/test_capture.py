@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,10 +17,10 @@ import argosy
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 
 
-def make_step(optimizer: Any) -> tuple[nn.Module, Any]:
+def make_step(network: Any, optimizer: Any, scope: Any = nullcontext) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     with argosy.device(PS):
-        model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 3))
+        model: nn.Module = network()
     stepper = optimizer(model.parameters())
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -26,10 +28,24 @@ def make_step(optimizer: Any) -> tuple[nn.Module, Any]:
             stepper.zero_grad()
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
-        stepper.step()
+        with scope():
+            stepper.step()
         return loss.detach()
 
     return model, step
+
+
+def assert_same_bits(data: Sequence[tuple[torch.Tensor, torch.Tensor]], *made: Any) -> None:
+    """Of a step that is made so, captured and not."""
+    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
+        runs = []
+        for wrap in (lambda step: step, argosy.capture):
+            model, step = make_step(*made)
+            step = wrap(step)
+            losses = [step(*batch) for batch in data]
+            gradients = [parameter.grad for parameter in model.parameters()]
+            runs.append(argosy.fetch([*losses, *model.state_dict().values(), *gradients]))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*runs, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -47,45 +63,25 @@ def test_the_same_results_as_without(optimizer: Any) -> None:
         (torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator))
         for _ in range(8)
     ]
-    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
-        runs = []
-        for wrap in (lambda step: step, argosy.capture):
-            model, step = make_step(optimizer)
-            step = wrap(step)
-            losses = [step(*batch) for batch in data]
-            gradients = [parameter.grad for parameter in model.parameters()]
-            runs.append(argosy.fetch([*losses, *model.state_dict().values(), *gradients]))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*runs, strict=True))
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 3))
+
+    assert_same_bits(data, network, optimizer)
 
 
 def test_large_gradients_change_places_and_the_results_do_not() -> None:
     """As large as it takes for rows to be cut and ordered anew once their costs are known."""
-    generator = torch.Generator().manual_seed(1)
-    images, labels = torch.randn(32, 784, generator=generator), torch.arange(32) % 10
-    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
-        runs = []
-        for wrap in (lambda step: step, argosy.capture):
-            torch.manual_seed(0)
-            with argosy.device(PS):
-                model = nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 300), nn.Linear(300, 10))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images = torch.randn(32, 784, generator=torch.Generator().manual_seed(1))
+    data = [(images, torch.arange(32) % 10)] * 30
 
-            def step(
-                x: torch.Tensor, y: torch.Tensor, model: Any = model, o: Any = optimizer
-            ) -> torch.Tensor:
-                with argosy.device(WORKER):
-                    o.zero_grad()
-                    loss = F.cross_entropy(model(x), y)
-                    loss.backward()
-                with argosy.device(PS):
-                    o.step()
-                return loss.detach()
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 300), nn.Linear(300, 10))
 
-            again = wrap(step)
-            losses = [again(images, labels) for _ in range(30)]
-            gradients = [parameter.grad for parameter in model.parameters()]
-            runs.append(argosy.fetch([*losses, *model.state_dict().values(), *gradients]))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*runs, strict=True))
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    assert_same_bits(data, network, optimizer, lambda: argosy.device(PS))
 
 
 def test_what_is_fed_is_as_it_is_at_the_call() -> None:

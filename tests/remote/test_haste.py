@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from argosy.remote.compiled import Compiled
-from argosy.remote.haste import Haste, Item
+from argosy.remote.haste import Haste
+from argosy.remote.items import Item
 from argosy.remote.records import TENSOR, Result, Template
 
 LONG, SHORT = 1e-3, 1e-6

@@ -16,7 +16,8 @@ from typing import Any
 
 from argosy.errors import WireError
 from argosy.remote.compiled import Compiled
-from argosy.remote.haste import Haste, Item
+from argosy.remote.haste import Haste
+from argosy.remote.items import Item
 from argosy.remote.records import DROP, EXPECT, SEND, WIDTHS
 
 # What is updated for the next step is read by itself there if it is larger than this, in bytes.

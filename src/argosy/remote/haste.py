@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from argosy.remote.compiled import Compiled
-from argosy.wire.frames import ITEMSIZE
+from argosy.remote.items import Item
+from argosy.remote.records import dtype_of
 
 # What takes less than this is quick, in seconds.
-_QUICK = 60e-6
+QUICK = 60e-6
 # An item is not put off for longer than so many times what it takes itself, there too where it is sent.
 _PATIENCE = 2.0
 # What other tasks do with a byte that they are sent, in seconds: an estimate, of an update and two copies.
@@ -25,25 +24,6 @@ _ELSEWHERE = 0.3e-9
 # What is done later than its turn keeps what it reads alive: with more than this made in a row, in bytes, it
 # stays in the order of the program.
 _ROOM = 64 * 2**20
-_ITEMSIZE: Mapping[str, int] = {str(name): size for name, size in ITEMSIZE.items()}
-
-
-@dataclass
-class Item:
-    """An operation, or a value that is sent. Slots are places in a list that each replay has of its own."""
-
-    index: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
-    compiled: Compiled | None = None
-    floats: tuple[float, ...] = ()
-    site: int = -1
-    task: str = ""
-    there: int = 0
-    needs: int = 0  # the values from elsewhere that it depends on, one bit each
-    after: set[int] = field(default_factory=set)
-    home: int = -1  # of what is sent: the item after which it can leave
 
 
 class Haste:
@@ -51,53 +31,51 @@ class Haste:
 
     def __init__(self, items: Sequence[Item], costs: Sequence[float]) -> None:
         self._costs = costs
+        self._spent = list(accumulate(costs, initial=0.0))  # before each item, in the order of the program
+        self._followers: list[list[int]] = [[] for _ in items]
         sizes: dict[int, int] = {}  # of what was made here, by its slot
-        followers: list[list[int]] = [[] for _ in items]
         for item in items:
             sizes |= zip(item.outputs, _sizes(item), strict=False)
             for before in item.after:
-                followers[before].append(item.index)
+                self._followers[before].append(item.index)
         # Of an item after which only quick ones and messages come: how many bytes are sent then. It is an
         # errand if it is quick itself, else a last stretch.
         self._sent: dict[int, int] = {}
         self._errands: set[int] = set()
         for item in reversed(items):
-            after = followers[item.index]
+            after = self._followers[item.index]
             if self._errands.issuperset(after):
                 own = sizes.get(item.inputs[0], 0) if item.compiled is None else 0
                 self._sent[item.index] = max([own, *(self._sent[each] for each in after)])
-                if item.compiled is None or costs[item.index] < _QUICK:
+                if item.compiled is None or costs[item.index] < QUICK:
                     self._errands.add(item.index)
 
     def order(self, items: Sequence[Item]) -> list[Item]:
-        """The same items: errands at once, and a last stretch after a longer one that is close behind it."""
+        """The same items: errands and messages at once, a last stretch after a longer one close behind it."""
         if sum(sum(_sizes(item)) for item in items if item.compiled and not item.compiled.light) > _ROOM:
             return list(items)
         inside = {item.index: item for item in items}
-        turns = {index: (0.0 if index in self._errands else 1.0, float(index)) for index in inside}
+        at_once = self._errands | {item.index for item in items if item.compiled is None}
+        turns = {index: (0.0 if index in at_once else 1.0, float(index)) for index in inside}
         turns |= {index: (1.0, later + 0.5) for index, later in self._put_off(items)}
         missing = {item.index: len(item.after & inside.keys()) for item in items}
-        followers: dict[int, list[int]] = {}
-        for item in items:
-            for before in item.after & inside.keys():
-                followers.setdefault(before, []).append(item.index)
         ready = [(turns[index], index) for index, count in missing.items() if not count]
         heapq.heapify(ready)
         result: list[Item] = []
         while ready:
             _, index = heapq.heappop(ready)
             result.append(inside[index])
-            for follower in followers.get(index, ()):
-                missing[follower] -= 1
-                if not missing[follower]:
-                    heapq.heappush(ready, (turns[follower], follower))
+            for follower in self._followers[index]:
+                if follower in missing:
+                    missing[follower] -= 1
+                    if not missing[follower]:
+                        heapq.heappush(ready, (turns[follower], follower))
         return result
 
     def _put_off(self, items: Sequence[Item]) -> Iterator[tuple[int, int]]:
         """Last stretches that had better come after another one, and which."""
-        stretches = [each.index for each in items if self._sent.get(each.index)]
-        stretches = [index for index in stretches if index not in self._errands]
-        spent = list(accumulate(self._costs, initial=0.0))
+        stretches = [each for each in (item.index for item in items) if self._is_last_stretch(each)]
+        spent = self._spent
         for place, mine in enumerate(stretches):
             patience = _PATIENCE * (self._costs[mine] + self._sent[mine] * _ELSEWHERE)
             near = [each for each in stretches[place + 1 :] if spent[each + 1] - spent[mine + 1] < patience]
@@ -105,8 +83,11 @@ class Haste:
             if self._sent[longest] > self._sent[mine]:
                 yield mine, longest
 
+    def _is_last_stretch(self, index: int) -> bool:
+        return self._sent.get(index, 0) > 0 and index not in self._errands
+
 
 def _sizes(item: Item) -> list[int]:
     """The bytes of each of an item's outputs."""
     results = () if item.compiled is None else item.compiled.results or ()
-    return [math.prod(result.shape) * _ITEMSIZE.get(result.dtype, 8) for result in results]
+    return [math.prod(result.shape) * dtype_of(result.dtype).itemsize for result in results]

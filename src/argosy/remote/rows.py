@@ -15,7 +15,8 @@ import torch
 from argosy.remote.analysis import Analysis, Segment
 from argosy.remote.compiled import HEAVY, Bare, Compiled
 from argosy.remote.graph import Value
-from argosy.remote.haste import Item
+from argosy.remote.haste import QUICK
+from argosy.remote.items import Item
 from argosy.remote.packing import Shipping
 from argosy.wire.remote_headers import Fault
 from argosy.wire.remote_headers import Item as Sent
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 # So many times a row is checked and timed.
 _TRIALS = 3
-# Before an operation that takes longer than this, in seconds, what waits to be sent is sent if it is much.
-_LONG = 60e-6
+# So much, in bytes, is sent before an operation that is not quick.
 _MUCH = 128 * 1024
 # With so much to be sent already, it leaves before the next large tensor: the receiver can begin with it.
 _PLENTY = 1024 * 1024
@@ -83,6 +83,7 @@ class Row:
         self.segment = segment
         self.runs = 0  # without checks; an operation that is checked counts itself
         self.counted: list[str] = []  # what such a run has run
+        self.heavy = False  # worth a thread beside others
         self._memory_of = [slot.memory for slot in analysis.slots]
         self._costs = costs
         self._trials_left = 0 if is_known else _TRIALS
@@ -96,16 +97,13 @@ class Row:
         """Whether its calls have been checked and timed."""
         return not self._trials_left
 
-    @property
-    def heavy(self) -> bool:
-        """Whether it is worth a thread beside others."""
-        return self.is_known and sum(self._costs[item.index] for item in self.segment.items) > HEAVY
-
     def _build(self) -> None:
         """The calls: what waits to be sent leaves before it is written to, before what takes very long, and
         if it is much before what takes long.
         """
         self._calls, self._owners, self.counted = [], [], []
+        cost = sum(self._costs[item.index] for item in self.segment.items)
+        self.heavy = self.is_known and cost > HEAVY
         waiting: set[int] = set()
         grad: bool | None = None
 
@@ -125,7 +123,7 @@ class Row:
             if written & waiting or (waiting and self.is_known and self._costs[item.index] > HEAVY):
                 add(_flush)
                 waiting.clear()
-            elif waiting and (not self.is_known or self._costs[item.index] > _LONG):
+            elif waiting and (not self.is_known or self._costs[item.index] > QUICK):
                 add(_flush_much)
             if item.compiled.grad is not grad:
                 grad = item.compiled.grad
