@@ -132,7 +132,8 @@ class Compiled:
         arguments = self._args.copy()
         for position, number in self._float_holes:
             arguments[position] = floats[number]
-        return Bare(self._operation, arguments, self._kwargs, self._holes, self.picks, is_single)
+        # What the operation's `__call__` calls: a quarter of the time of a small one.
+        return Bare(self._operation._op, arguments, self._kwargs, self._holes, self.picks, is_single)
 
     def _draw(self, args: list[Any], kwargs: dict[str, Any], generator: torch.Generator) -> Any:
         if self._draws:

@@ -63,16 +63,18 @@ class Lender:
             copies = [memory[offset : offset + length].clone() for offset, length in pieces]
             self._give_back()
             return copies
-        loan, frames = _Loan(size, self._give_back, self._region), []
-        for offset, length in zip(offsets, sizes, strict=True):
-            buffer: Any = (ctypes.c_char * length).from_address(self._region.address + offset)
-            buffer.loan = loan  # an array may carry what must live as long as it does
-            frames.append(torch.frombuffer(buffer, dtype=torch.uint8) if length else _NOTHING)
-        return frames
+        if not size:
+            self._give_back()
+            return [_NOTHING] * len(sizes)
+        buffer: Any = (ctypes.c_char * size).from_address(self._region.address)
+        # An array may carry what must live as long as it does.
+        buffer.loan = _Loan(size, self._give_back, self._region)
+        memory = torch.frombuffer(buffer, dtype=torch.uint8)
+        return [memory[offset : offset + length] for offset, length in zip(offsets, sizes, strict=True)]
 
 
 class _Loan:
-    """Held by the buffers of one message; ends with the last of them."""
+    """Held by the memory of one message; ends with the last tensor in it."""
 
     __slots__ = ("_give_back", "_region", "_size")
 

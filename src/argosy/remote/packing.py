@@ -95,9 +95,10 @@ class Shipping:
 def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensor; everything is checked against what came."""
     dtype, nbytes = _checked(packing)
-    if any(frame.dtype != torch.uint8 for frame in frames):
-        raise WireError(f"tensor: expected bytes, got {packing}")
-    if sum(frame.numel() for frame in frames) != nbytes:
+    for frame in frames:
+        if frame.dtype is not torch.uint8:
+            raise WireError(f"tensor: expected bytes, got {frame.dtype} for {packing}")
+    if sum([frame.numel() for frame in frames]) != nbytes:
         raise WireError(f"tensor: expected {nbytes} bytes, got other frames")
     with _unwatched():
         if not nbytes:

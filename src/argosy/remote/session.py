@@ -300,7 +300,7 @@ class Session:
             fault = value.fault or value.group.fault
             if fault is None:
                 try:
-                    packing, bytes_of_it = pack(value.tensor)
+                    packing, bytes_of_it = pack(value.tensor, copy=self.neighbours.to_client is None)
                 except Exception as error:
                     fault = self.fault_of("fetch", -1, error)
             if fault is not None:
