@@ -13,7 +13,7 @@ from clusters import cluster_here, local_client
 from torch import nn
 
 import argosy
-from argosy.errors import ConfigError, RemoteError
+from argosy.errors import ConfigError, RemoteError, TaskLost
 
 HERE = "/job:local/task:0"
 PS, FIRST, SECOND = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
@@ -360,3 +360,19 @@ def test_memory_does_not_grow() -> None:
             client.synchronize()
             held.append([client.held(task) for task in (FIRST, SECOND)])
         assert held[0] == held[1]
+
+
+def test_a_client_that_is_cut_off_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of something that no client of ours sends; it must not wait for an answer that never comes."""
+    with cluster_here(worker=2) as target, argosy.connect(target, wait=20) as client:
+        x = argosy.place(torch.ones(4), FIRST)
+        y = argosy.place(torch.ones(4), SECOND)
+        assert (x + 1).sum().item() == 8
+        with client.lock:
+            client.posts[FIRST].batch.append(10**9)  # an operation that nobody has defined
+        with pytest.raises(TaskLost, match=f"lost {FIRST}: it does no more for this client: KeyError"):
+            x.sum().item()
+        with pytest.raises(TaskLost, match=FIRST):
+            x + 1
+        assert y.sum().item() == 4
+    assert "is cut off" in capfd.readouterr().err

@@ -107,6 +107,17 @@ def test_what_is_updated_early_is_read_early_in_the_next_step() -> None:
     assert [each.after for each in segments] == [[], [], [0], [1], [1]]
 
 
+def test_what_comes_is_given_back_after_its_last_use_in_whichever_row_that_is() -> None:
+    parcel, made, later = 10, 11, 12
+    records: list[object] = [EXPECT, parcel, SECOND, 0, -1, made, parcel, EXPECT, later, SECOND]
+    records += [1, -1, 0, later, made, 1, -1, 0, later, parcel]  # the second row reads it too
+    analysis = Analysis(records, TEMPLATES, (), {})
+    first, second = analysis.segments((), ())
+    assert (first.takes, second.takes) == ([], [analysis.slot_of[parcel], analysis.slot_of[later]])
+    assert analysis.slot_of[parcel] in second.dies[1]
+    assert analysis.segments([analysis.slot_of[parcel]], ())[1].takes == [analysis.slot_of[later]]
+
+
 def test_a_view_waits_with_who_uses_it() -> None:
     gradient, flipped, parameter = 10, 11, 1
     records: list[object] = [EXPECT, gradient, SECOND, 2, -1, flipped, gradient, 1, -1, 0, parameter, flipped]

@@ -58,9 +58,9 @@ class Segment:
     touches: set[int] = field(default_factory=set)  # memory that it reads or writes to
     alters: set[int] = field(default_factory=set)
     makes: list[int] = field(default_factory=list)
-    dies: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # after which item which slots are needed no more
+    # After which item which slots are needed no more; and the parcels among them.
+    dies: dict[int, list[int]] = field(default_factory=dict)
+    takes: list[int] = field(default_factory=list)
 
 
 class Analysis:
@@ -287,7 +287,9 @@ class Analysis:
     def _connect(self, made: Sequence[Segment], visible: Collection[int]) -> None:
         where = {item.index: number for number, segment in enumerate(made) for item in segment.items}
         users: dict[int, set[int]] = {}
-        outside = {*self.externals.values(), *(slot for _, _, slot in self.parcels)}
+        parcels = {slot for _, _, slot in self.parcels}
+        outside = {*self.externals.values(), *parcels}
+        before: list[set[int]] = []  # of each segment, those that are done when it begins
         for number, segment in enumerate(made):
             after: set[int] = set()
             for item in segment.items:
@@ -297,15 +299,17 @@ class Analysis:
             read = {slot for item in segment.items for slot in item.inputs}
             written = {slot for item in segment.items for slot in item.writes}
             segment.after = sorted(after - {number})
+            before.append({each for earlier in segment.after for each in (earlier, *before[earlier])})
             segment.loads = sorted(read & outside)
             segment.touches = {self.slots[slot].memory for slot in read}
             segment.alters = {self.slots[slot].memory for slot in written}
             segment.makes = [slot for item in segment.items for slot in item.outputs]
-        for segment in made:
+        for number, segment in enumerate(made):
             last: dict[int, int] = {}
             for position, item in enumerate(segment.items):
                 for slot in (*item.inputs, *item.outputs):
-                    if len(users[slot]) == 1 and slot not in visible:
+                    if slot not in visible and users[slot] <= before[number] | {number}:
                         last[slot] = position
             for slot, position in last.items():
                 segment.dies.setdefault(position, []).append(slot)
+            segment.takes = sorted(parcels & last.keys())

@@ -43,7 +43,7 @@ from argosy.remote.records import (
 )
 from argosy.remote.seeds import Seeds
 from argosy.wire.message import Message
-from argosy.wire.remote_headers import Attach, Attached, Bereft, Detach, Fault, Packing, Reply
+from argosy.wire.remote_headers import Attach, Attached, Bereft, CutOff, Detach, Fault, Packing, Reply
 
 # So many signatures are kept; a program with more begins anew.
 _MANY_RECIPES = 20_000
@@ -147,12 +147,16 @@ class Client(Numbers):
             with self._changed:
                 self._arrivals[task] = header
                 self._changed.notify_all()
+        elif isinstance(header, CutOff):
+            self._lose(task, f"it does no more for this client: {header.reason}")
 
     def _on_loss(self, task: str) -> None:
-        post = self.posts.get(task)
-        if post is None:  # it was not there yet, and may come back
-            return
-        post.lost = "its connection has ended; what was there is lost, the other tasks can be used"
+        if task in self.posts:  # else it was not there yet, and may come back
+            self._lose(task, "its connection has ended")
+
+    def _lose(self, task: str, why: str) -> None:
+        post = self.posts[task]
+        post.lost = f"{why}; what was there is lost, the other tasks can be used"
         for name, other in self.posts.items():
             if not other.lost:
                 self.link.send(name, Bereft(task))
@@ -184,7 +188,8 @@ class Client(Numbers):
     def _wait(self, answer: Answer) -> Message[Reply]:
         answer.wait()
         if answer.message is None:
-            raise TaskLost(answer.task, "its connection ended while a value was waited for")
+            lost = self.posts[answer.task].lost if answer.task in self.posts else ""
+            raise TaskLost(answer.task, lost or "its connection ended while a value was waited for")
         if (fault := answer.message.header.fault) is not None:
             self._raise(fault)
         return answer.message

@@ -68,6 +68,7 @@ class Compiled:
         self.light = bool(self.views) and min(self.views) >= 0 and not self.mutates
         self.runs = 0
         self._checked = False
+        self._device = device
         self._restride: dict[int, Result] = {}
         reader = ArgumentReader(device)
         self._args = [reader.read(each) for each in template.args]
@@ -134,6 +135,19 @@ class Compiled:
             arguments[position] = floats[number]
         # What the operation's `__call__` calls: a quarter of the time of a small one.
         return Bare(self._operation._op, arguments, self._kwargs, self._holes, self.picks, is_single)
+
+    def out_form(self) -> Any:
+        """What writes its result to memory that it is given; None if there is no such kernel here."""
+        operation, packet = self._operation, self._operation._overloadpacket
+        is_plain = operation._overloadname == "default" and self._device.type == "cpu"
+        if not is_plain or "out" not in packet.overloads():
+            return None
+        found = packet.out
+        names = [argument.name for argument in operation._schema.arguments]
+        # One that is made of the other form would only copy.
+        is_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "CPU")
+        takes = [argument.name for argument in found._schema.arguments]
+        return found._op if is_kernel and takes == [*names, "out"] else None
 
     def _draw(self, args: list[Any], kwargs: dict[str, Any], generator: torch.Generator) -> Any:
         if self._draws:

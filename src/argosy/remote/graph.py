@@ -26,12 +26,20 @@ class Group:
     with it.
     """
 
-    __slots__ = ("fault", "readers", "writer")
+    __slots__ = ("fault", "readers", "take_back", "writer")
 
     def __init__(self, writer: Step | None = None) -> None:
         self.writer = writer
         self.readers: list[Step] = []
         self.fault: Fault | None = None
+        # It was made in memory that it was sent in, and is not to be changed there.
+        self.take_back: Callable[[], None] | None = None
+
+    def before_writing(self) -> None:
+        """To be called before its memory is written to."""
+        if self.take_back is not None:
+            self.take_back()
+            self.take_back = None
 
 
 class Value:

@@ -30,6 +30,7 @@ from argosy.wire.remote_headers import (
     Attach,
     Attached,
     Bereft,
+    CutOff,
     Detach,
     Parcel,
     Reply,
@@ -92,6 +93,12 @@ class Host:
             if (peer := self._peers.get(client)) is not None and not self._closing:
                 self._listener.send(peer, reply, frames)
                 self._look()
+
+    def cut_off(self, client: str, reason: str) -> None:
+        """See `Outside`."""
+        with self._lock:
+            if (peer := self._peers.get(client)) is not None and not self._closing:
+                self._listener.send(peer, CutOff(reason))
 
     def address(self, task: str) -> Address:
         """See `Outside`."""

@@ -16,13 +16,13 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.remote.loans import Lender
+from argosy.remote.slots import ACK, Slot, Slots
 from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.protocol import Header
@@ -33,7 +33,6 @@ from argosy.wire.unix_channel import is_ours
 # How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this
 # message.
 _HEAD = struct.Struct("<IiB")
-_ACK = struct.Struct("<I")
 # The first bytes of a connection: which way it goes, and whose session it is for.
 _CLIENT = 32
 TO_TASK, FROM_TASK = b">", b"<"
@@ -83,15 +82,6 @@ class LaneListener:
         self._server.close()
 
 
-@dataclass
-class _Slot:
-    """Memory for one message at a time."""
-
-    region: Region
-    memory: torch.Tensor
-    busy: bool = True
-
-
 def connect(address: Address, way: bytes, client: str) -> socket.socket:
     """A connection for a client's session on a task; an OSError if there is no such task on this machine."""
     if not address.is_loopback:
@@ -120,36 +110,50 @@ class Lane:
     def __init__(
         self, sock: socket.socket, on_full: Callable[[socket.socket, bool], None], most: float = MOST
     ) -> None:
-        self._slots: list[_Slot] = []
-        self._acks = b""
         self._lock = threading.Lock()
         self._on_full = on_full
-        self._most = most
         self._sock = sock
+        self._slots = Slots(sock, on_full, most)
 
     def send(self, header: Header, frames: Sequence[torch.Tensor]) -> None:
         """Send; the frames are no longer needed when this returns. A peer that has gone is passed over."""
-        # Frames are bytes, and their sizes are said here: the header need not describe them once more.
-        (words,) = encode(header)
         sizes = [frame.numel() for frame in frames]
-        words = struct.pack(f"<{1 + len(sizes)}Q", len(words), *sizes) + words
+        words = _words(header, sizes)
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if sum(sizes) < _SMALL:
                 body = b"".join(map(bytes_of, frames))
                 self._send(_HEAD.pack(1 + len(sizes), -1, 0) + words + body)
-            else:
-                self._send_in_slot(frames, sizes, words)
+                return
+            offsets, size = offsets_of(sizes)
+            slot = self._slots.take(size)
+            for frame, offset, length in zip(frames, offsets, sizes, strict=True):
+                slot.memory[offset : offset + length].copy_(frame)
+            self._send_slot(slot, 1 + len(sizes), words)
 
-    def _send_in_slot(self, frames: Sequence[torch.Tensor], sizes: Sequence[int], words: bytes) -> None:
-        offsets, size = offsets_of(sizes)
-        number, slot, descriptor = self._slot(size)
-        memory, count = slot.memory, 1 + len(sizes)
-        for frame, offset, length in zip(frames, offsets, sizes, strict=True):
-            memory[offset : offset + length].copy_(frame)
-        head = _HEAD.pack(count, number, descriptor is not None)
-        if descriptor is None:
+    def berth(self, size: int) -> Slot | None:
+        """Memory to make a tensor of this size in, for `send_berth` or `give_up`. None: there is none, or the
+        peer has gone.
+        """
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            return self._slots.take_berth(size)
+        return None
+
+    def send_berth(self, header: Header, berth: Slot, size: int) -> None:
+        """Send what was made there. It may be read as before, and written to after `take_back`."""
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._send_slot(berth, 2, _words(header, [size]))
+
+    def give_up(self, berth: Slot) -> None:
+        """Nothing will be sent from there."""
+        with self._lock:
+            berth.busy = False
+
+    def _send_slot(self, slot: Slot, count: int, words: bytes) -> None:
+        head = _HEAD.pack(count, slot.number, slot.descriptor is not None)
+        if slot.descriptor is None:
             self._send(head + words)
             return
+        descriptor, slot.descriptor = slot.descriptor, None
         try:
             while True:
                 try:
@@ -169,39 +173,17 @@ class Lane:
             except BlockingIOError:
                 self._on_full(self._sock, True)
 
-    def _slot(self, size: int) -> tuple[int, _Slot, int | None]:
-        """A slot of this size that nobody reads, and the descriptor of its memory if it is new."""
-        self._take_acks()
-        while sum(slot.region.size for slot in self._slots if slot.busy) > self._most:
-            self._on_full(self._sock, False)
-            self._take_acks()
-        for number, slot in enumerate(self._slots):
-            if not slot.busy and size <= slot.region.size <= 4 * size:
-                slot.busy = True
-                return number, slot, None
-        region, descriptor = Region.create(size)
-        self._slots.append(_Slot(region, region.everything()))
-        return len(self._slots) - 1, self._slots[-1], descriptor
-
-    def _take_acks(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                data = self._sock.recv(4096)
-                if not data:
-                    raise BrokenPipeError
-                self._acks += data
-                if len(data) < 4096:
-                    break
-        whole = len(self._acks) // _ACK.size * _ACK.size
-        for (number,) in _ACK.iter_unpack(self._acks[:whole]):
-            if number < len(self._slots):
-                self._slots[number].busy = False
-        self._acks = self._acks[whole:]
-
     def close(self) -> None:
         """Hang up."""
         self._sock.close()
-        self._slots.clear()
+        self._slots.close()
+
+
+def _words(header: Header, sizes: Sequence[int]) -> bytes:
+    """A header and the sizes of all parts before it. Frames are bytes: it need not describe them."""
+    words: bytes
+    (words,) = encode(header)
+    return struct.pack(f"<{1 + len(sizes)}Q", len(words), *sizes) + words
 
 
 class Inlet:
@@ -275,7 +257,7 @@ class Inlet:
     def _give_back(self, slot: int) -> None:
         """Four bytes: a socket has room for them, or its other end has long stopped to read."""
         with contextlib.suppress(OSError):
-            self._sock.send(_ACK.pack(slot))
+            self._sock.send(ACK.pack(slot))
 
     def close(self) -> None:
         """Hang up."""

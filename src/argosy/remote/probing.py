@@ -52,6 +52,8 @@ def _probe(
     results: list[Any] = []
     if failed is None:
         try:
+            for position in compiled.mutates:
+                inputs[position].group.before_writing()
             for number, output in enumerate(compiled.call(tensors, floats, session.generator)):
                 results.append(_describe(output, tensors))
                 if isinstance(output, torch.Tensor):

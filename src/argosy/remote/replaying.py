@@ -18,7 +18,8 @@ from argosy.remote.analysis import Analysis
 from argosy.remote.compiled import Compiled
 from argosy.remote.graph import Group, Step, Value
 from argosy.remote.packing import unpack
-from argosy.remote.rows import Replay, Row
+from argosy.remote.rows import Row
+from argosy.remote.runs import Replay
 from argosy.wire.remote_headers import Packing
 
 if TYPE_CHECKING:

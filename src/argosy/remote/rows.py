@@ -7,73 +7,20 @@ place. What goes wrong in the middle does not stop a row: what does not depend o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-import torch
-
+from argosy.remote import calls
 from argosy.remote.analysis import Analysis, Segment
-from argosy.remote.compiled import HEAVY, Bare, Compiled
-from argosy.remote.graph import Value
+from argosy.remote.berths import Berth, find_berths
+from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.haste import QUICK
 from argosy.remote.items import Item
-from argosy.remote.packing import Shipping
+from argosy.remote.runs import Call, Frame, Replay, Run
 from argosy.wire.remote_headers import Fault
 from argosy.wire.remote_headers import Item as Sent
 
-if TYPE_CHECKING:
-    from argosy.remote.mail import Outgoing
-    from argosy.remote.session import Session
-
 # So many times a row is checked and timed.
 _TRIALS = 3
-# So much, in bytes, is sent before an operation that is not quick.
-_MUCH = 128 * 1024
-# With so much to be sent already, it leaves before the next large tensor: the receiver can begin with it.
-_PLENTY = 1024 * 1024
-
-Frame = list[Any]
-Call = Callable[[Frame, "Run"], None]
-
-
-class Replay:
-    """One turn of a captured step: its values, and what is wrong with some of them."""
-
-    def __init__(self, session: Session, turn: int, frame: Frame, values: dict[int, Value]) -> None:
-        self.session = session
-        self.turn = turn
-        self.frame = frame
-        self.values = values  # of the slots that others know: from outside, or to be seen there
-        self.faults: dict[int, Fault] = {}
-        self.spoilt: dict[int, Fault] = {}  # memory that was to be written to
-
-
-class Run:
-    """One row of one replay, while it runs: what it has to send."""
-
-    __slots__ = ("outgoing", "replay", "size")
-
-    def __init__(self, replay: Replay) -> None:
-        self.replay = replay
-        self.outgoing: Outgoing = {}
-        self.size = 0
-
-    def post(self, task: str, sent: Sent, frames: list[torch.Tensor]) -> None:
-        """Something to send."""
-        size = sum([frame.numel() for frame in frames])
-        if self.size > _PLENTY and size > _MUCH:
-            self.flush()
-        items, all_frames = self.outgoing.setdefault(task, ([], []))
-        items.append(sent)
-        all_frames += frames
-        self.size += size
-
-    def flush(self) -> None:
-        """Send it."""
-        if self.outgoing:
-            outgoing, self.outgoing = self.outgoing, {}
-            self.size = 0
-            self.replay.session.mail.dispatch(outgoing)
 
 
 class Row:
@@ -84,10 +31,12 @@ class Row:
         self.runs = 0  # without checks; an operation that is checked counts itself
         self.counted: list[str] = []  # what such a run has run
         self.heavy = False  # worth a thread beside others
+        self._analysis = analysis
         self._memory_of = [slot.memory for slot in analysis.slots]
+        self._altered = [slot for slot in segment.loads if self._memory_of[slot] in segment.alters]
         self._costs = costs
         self._trials_left = 0 if is_known else _TRIALS
-        self._careful = [_careful(item) for item in segment.items]
+        self._careful = [calls.careful(item) for item in segment.items]
         self._calls: list[Call] = []
         self._owners: list[int] = []  # of each call, the item that it belongs to
         self._build()
@@ -102,8 +51,10 @@ class Row:
         if it is much before what takes long.
         """
         self._calls, self._owners, self.counted = [], [], []
+        berths = find_berths(self._analysis) if self.is_known else {}
         cost = sum(self._costs[item.index] for item in self.segment.items)
         self.heavy = self.is_known and cost > HEAVY
+        moored = {berth.send.index: berth for berth in berths.values()}
         waiting: set[int] = set()
         grad: bool | None = None
 
@@ -114,28 +65,33 @@ class Row:
         for position, item in enumerate(self.segment.items):
             dies = self.segment.dies.get(position, ())
             if item.compiled is None:
-                add(_sender(item))
+                add(calls.sender(item, moored.get(item.index)))
                 waiting.add(self._memory_of[item.inputs[0]])
                 if dies:
-                    add(_forgetter(dies))
+                    add(calls.forgetter(dies))
                 continue
             written = {self._memory_of[slot] for slot in item.writes}
             if written & waiting or (waiting and self.is_known and self._costs[item.index] > HEAVY):
-                add(_flush)
+                add(calls.flush)
                 waiting.clear()
             elif waiting and (not self.is_known or self._costs[item.index] > QUICK):
-                add(_flush_much)
+                add(calls.flush_much)
             if item.compiled.grad is not grad:
                 grad = item.compiled.grad
-                add(_set_grad if grad else _set_no_grad)
-            add(self._operation(item, item.compiled, dies) if self.is_known else self._careful[position])
+                add(calls.set_grad if grad else calls.set_no_grad)
+            if not self.is_known:
+                add(self._careful[position])
+            else:
+                add(self._operation(item, item.compiled, dies, berths.get(item.index)))
 
-    def _operation(self, item: Item, compiled: Compiled, dies: Sequence[int]) -> Call:
+    def _operation(self, item: Item, compiled: Compiled, dies: Sequence[int], berth: Berth | None) -> Call:
         bare = compiled.bare(item.floats)
         if bare is None:
-            return _then_forget(_careful(item), dies)
+            return calls.then_forget(calls.careful(item), dies)
         self.counted.append(compiled.name)
-        return _bare(item, bare, dies)
+        if berth is not None and bare.is_single:
+            return calls.berthed(item, bare, dies, berth)
+        return calls.bare(item, bare, dies)
 
     def run(self, replay: Replay) -> None:
         """Do it all; what others may see of it is there afterwards."""
@@ -159,7 +115,7 @@ class Row:
                 begin = self._fail(replay, position, error)
             if begin:
                 self._limp(replay, run, begin)
-        run.flush()
+        run.close()
         self._publish(replay)
 
     def _try_out(self, frame: Frame, run: Run) -> None:
@@ -186,6 +142,10 @@ class Row:
             if fault is not None:
                 replay.faults[slot] = fault
             frame[slot] = value.tensor
+        for slot in self._altered:
+            values[slot].group.before_writing()
+        for slot in self.segment.takes:
+            values[slot].tensor = None  # what was lent for it goes back when this row is done with it
 
     def _publish(self, replay: Replay) -> None:
         values, frame = replay.values, replay.frame
@@ -243,89 +203,3 @@ class _Failed(Exception):
         super().__init__(position)
         self.position = position
         self.error = error
-
-
-# --- calls ------------------------------------------------------------------------------------------------
-def _flush(_: Frame, run: Run) -> None:
-    run.flush()
-
-
-def _flush_much(_: Frame, run: Run) -> None:
-    if run.size > _MUCH:
-        run.flush()
-
-
-def _set_grad(_: Frame, run: Run) -> None:
-    torch._C._set_grad_enabled(True)
-
-
-def _set_no_grad(_: Frame, run: Run) -> None:
-    torch._C._set_grad_enabled(False)
-
-
-def _forgetter(dies: Sequence[int]) -> Call:
-    def call(frame: Frame, run: Run) -> None:
-        for slot in dies:
-            frame[slot] = None
-
-    return call
-
-
-def _sender(item: Item) -> Call:
-    """A value for another task."""
-    slot, task, there, shipping = item.inputs[0], item.task, item.there, Shipping()
-
-    def call(frame: Frame, run: Run) -> None:
-        replay = run.replay
-        packing, frames = shipping.pack(frame[slot], copy=replay.session.mail.lane(task) is None)
-        run.post(task, Sent(there, replay.turn, packing), frames)
-
-    return call
-
-
-def _careful(item: Item) -> Call:
-    """An operation with everything checked."""
-    if item.compiled is None:
-        return _sender(item)
-    compiled, floats = item.compiled, item.floats
-
-    def call(frame: Frame, run: Run) -> None:
-        tensors = [frame[slot] for slot in item.inputs]
-        for slot, tensor in zip(
-            item.outputs, compiled.call(tensors, floats, run.replay.session.generator), strict=True
-        ):
-            frame[slot] = tensor
-
-    return call
-
-
-def _then_forget(careful: Call, dies: Sequence[int]) -> Call:
-    def call(frame: Frame, run: Run) -> None:
-        careful(frame, run)
-        for slot in dies:
-            frame[slot] = None
-
-    return call
-
-
-def _bare(item: Item, bare: Bare, dies: Sequence[int]) -> Call:
-    """The operation itself, its arguments in place; slots that die with it are emptied."""
-    operation, arguments, kwargs, is_single = bare.operation, bare.arguments, bare.kwargs, bare.is_single
-    fill = [(position, item.inputs[number]) for position, number in bare.holes]
-    outputs = list(zip(item.outputs, bare.picks, strict=True))
-    only = item.outputs[0] if is_single else 0
-
-    def call(frame: Frame, run: Run) -> None:
-        args = arguments.copy()
-        for position, slot in fill:
-            args[position] = frame[slot]
-        returned = operation(*args, **kwargs)
-        if is_single:
-            frame[only] = returned
-        else:
-            for slot, pick in outputs:
-                frame[slot] = returned[pick]
-        for slot in dies:
-            frame[slot] = None
-
-    return call

@@ -49,6 +49,9 @@ class Outside(Protocol):
     def address(self, task: str) -> Address:
         """Where a task is reached."""
 
+    def cut_off(self, client: str, reason: str) -> None:
+        """Tell a client that its session has ended."""
+
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
         """Send to a task of another machine."""
 
@@ -115,9 +118,10 @@ class Session:
         try:
             while not self._closed:
                 self._turn()
-        except Exception:
+        except Exception as error:
             # Only a client that does not keep to the protocol comes here; it must not take the task with it.
             say(f"{self.host.task}: client {self.client} is cut off: {traceback.format_exc()}")
+            self.host.cut_off(self.client, f"{type(error).__name__}: {error}")
         finally:
             self._closed = True
             self.graph.close()
@@ -237,6 +241,8 @@ class Session:
             tensors.append(value.tensor)
         began = time.perf_counter()
         try:
+            for position in compiled.mutates:
+                inputs[position].group.before_writing()
             results = compiled.call(tensors, floats, self.generator)
         except Exception as error:
             fault = self.fault_of(compiled.name, site, error)

@@ -15,7 +15,7 @@ from argosy.modes import BufferRule, Mode
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.update.decisions import Decision, Status
 from argosy.wire.frames import Dtype
-from argosy.wire.remote_headers import Attach, Attached, Bereft, Detach, Parcel, Reply, Work
+from argosy.wire.remote_headers import Attach, Attached, Bereft, CutOff, Detach, Parcel, Reply, Work
 from argosy.wire.status import JobStatus, Numbers
 
 PROTOCOL_VERSION = 1
@@ -347,5 +347,6 @@ Header: TypeAlias = (
     | Reply
     | Parcel
     | Bereft
+    | CutOff
     | Detach
 )

@@ -77,6 +77,12 @@ class Reply(_Header, frozen=True, tag="reply"):
     fault: Fault | None = None
 
 
+class CutOff(_Header, frozen=True, tag="cut_off"):
+    """From a task to a client: nothing more is done for you here, for this reason."""
+
+    reason: str
+
+
 class Item(msgspec.Struct, frozen=True, array_like=True):
     """A value in a parcel: its number where it goes, its turn, and how its bytes lie or why there are
     none.

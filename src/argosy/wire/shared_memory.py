@@ -8,6 +8,7 @@ them. Nothing is in the file system, so nothing is left behind however a process
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -25,6 +26,7 @@ from argosy.wire.tensors import spec_of, torch_dtype
 _ALIGNMENT = 64
 # Beyond what is asked for: room for a model's small buffers, so that they do not need a new arena.
 _SLACK = 64 * 1024
+_MAP_FIXED = 0x10  # Python's mmap does not name it
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -65,6 +67,18 @@ class Region:
             return cls(descriptor)
         except (ValueError, OSError, OverflowError) as error:
             raise WireError(f"shared memory: cannot be mapped ({error})") from None
+
+    def make_private(self) -> None:
+        """Keep a copy in the place of what others have too: tensors in it no longer change what they see."""
+        saved = self.everything().clone()
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+        access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        if libc.mmap(self.address, self.size, access, kind, -1, 0) != self.address:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self.everything().copy_(saved)
 
     def words(self, count: int) -> memoryview:
         """The first `count` numbers of 64 bits, which two processes may read and write without tearing."""
