@@ -9,7 +9,7 @@ import torch
 from clusters import cluster_here
 
 import argosy
-from argosy.remote.analysis import Analysis
+from argosy.remote.analysis import Analysis, Sequel
 from argosy.remote.compiled import Compiled
 from argosy.remote.records import EXPECT, SEND, TENSOR, Result, Template
 
@@ -100,9 +100,9 @@ def test_what_is_updated_early_is_read_early_in_the_next_step() -> None:
         records += [1, -1, 0, parameter, gradient]
     whole = Analysis(records, TEMPLATES, (), {})
     assert [len(each.items) for each in whole.segments((), ())] == [3, 1, 1, 1]
-    late = whole.late({large: 2**20, small: 100, tiny: 100})
-    assert late[small] == late[tiny] != late[large]
-    segments = Analysis(records, TEMPLATES, (), {}, late).segments((), ())
+    sequel = whole.sequel({large: 2**20, small: 100, tiny: 100}, ())
+    assert sequel.late[small] == sequel.late[tiny] != sequel.late[large]
+    segments = Analysis(records, TEMPLATES, (), {}, sequel).segments((), ())
     assert [[item.index for item in each.items] for each in segments] == [[0], [1, 2], [3], [4], [5]]
     assert [each.after for each in segments] == [[], [], [0], [1], [1]]
 
@@ -118,10 +118,29 @@ def test_what_comes_is_given_back_after_its_last_use_in_whichever_row_that_is() 
     assert analysis.segments([analysis.slot_of[parcel]], ())[1].takes == [analysis.slot_of[later]]
 
 
+def test_what_nobody_waits_for_is_done_when_the_step_before_is() -> None:
+    """Momentum is multiplied between the sending of a parameter and its gradient's coming."""
+    first, second = (1, 2), (3, 4)  # parameter and momentum
+    records: list[object] = [EXPECT, 10, SECOND, EXPECT, 11, SECOND]
+    for number, (parameter, momentum) in enumerate((first, second)):
+        records += [SEND, parameter, SECOND, 90 + number, -1, 1, -1, 0, momentum, momentum]
+    for (parameter, momentum), gradient in ((first, 10), (second, 11)):
+        records += [1, -1, 0, momentum, gradient, 1, -1, 0, parameter, momentum]
+    sizes = dict.fromkeys((*first, *second), 2**20)
+    whole = Analysis(records, TEMPLATES, (), {})
+    sequel = whole.sequel(sizes, ())
+    assert sequel.patient == {1, 3}
+    segments = Analysis(records, TEMPLATES, (), {}, sequel).segments((), ())
+    assert [[item.index for item in each.items] for each in segments] == [[0], [2], [1, 3], [4, 5], [6, 7]]
+    assert [each.after for each in segments] == [[], [], [], [0, 2], [1, 2]]
+    wanted = Analysis(records, TEMPLATES, (), {})
+    assert wanted.sequel(sizes, [wanted.slot_of[1]]).patient == {1, 3}  # it was there before
+
+
 def test_a_view_waits_with_who_uses_it() -> None:
     gradient, flipped, parameter = 10, 11, 1
     records: list[object] = [EXPECT, gradient, SECOND, 2, -1, flipped, gradient, 1, -1, 0, parameter, flipped]
-    analysis = Analysis(records, TEMPLATES, (), {}, {parameter: 1 << 5})
+    analysis = Analysis(records, TEMPLATES, (), {}, Sequel({parameter: 1 << 5}))
     assert [len(each.items) for each in analysis.segments((), ())] == [2]
     seen = analysis.segments([analysis.slot_of[flipped]], ())  # somebody may be waiting for it
     assert [len(each.items) for each in seen] == [1, 1]

@@ -9,9 +9,10 @@ something to wait for in the next.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from argosy.errors import WireError
@@ -63,6 +64,20 @@ class Segment:
     takes: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Sequel:
+    """What a step that repeats knows of itself: which values from before it the step before may still be
+    writing to, with what has to come for that, as one bit; and the items that may wait until all of them are
+    there.
+    """
+
+    late: Mapping[int, int] = field(default_factory=dict)
+    patient: Collection[int] = ()
+
+
+_FIRST = Sequel()
+
+
 class Analysis:
     """The records of one task's share of a step."""
 
@@ -72,11 +87,9 @@ class Analysis:
         templates: Mapping[int, Compiled],
         feeds: Collection[int],
         alike: Mapping[int, int],
-        late: Mapping[int, int] = MappingProxyType({}),
+        sequel: Sequel = _FIRST,
     ) -> None:
-        """`alike` gives values from before the step that share memory the same number; `late` says of those
-        that may still be written to, by the step before, what has to come for it, as one bit.
-        """
+        """`alike` gives values from before the step that share memory the same number."""
         self.items: list[Item] = []
         self.slots: list[Slot] = [Slot(-1, -1)]
         self.memories: list[Memory] = []
@@ -85,7 +98,8 @@ class Analysis:
         self.parcels: list[tuple[int, str, int]] = []
         self.externals: dict[int, int] = {}
         self._alike = alike
-        self._late = late
+        self._sequel = sequel
+        self._all_late = functools.reduce(operator.or_, sequel.late.values(), 0)
         self._shared: dict[int, int] = {}
         self._randomness = self._memory()
         self.random: set[int] = set()
@@ -111,7 +125,7 @@ class Analysis:
         if alike not in self._shared:
             self._shared[alike] = self._memory()
         slot = self.externals[number] = self._slot(number, self._shared[alike])
-        if bit := self._late.get(number, 0):
+        if bit := self._sequel.late.get(number, 0):
             self.slots[slot].needs = bit
             memory = self.memories[self._shared[alike]]
             memory.made |= bit
@@ -184,6 +198,8 @@ class Analysis:
         for each in reads:
             item.needs |= self.memories[each].made
             item.after.add(self.memories[each].writer)
+        if item.index in self._sequel.patient:
+            item.needs |= self._all_late
         for each in writes:
             item.needs |= self.memories[each].touched
             item.after.update(self.memories[each].readers)
@@ -197,9 +213,10 @@ class Analysis:
         item.after.discard(-1)
         self.items.append(item)
 
-    def late(self, sizes: Mapping[int, int]) -> dict[int, int]:
-        """Of each value from before the step that it writes to, once something has come: a bit for what that
-        is. Those of few bytes have one in common, as they are not worth a segment each.
+    def sequel(self, sizes: Mapping[int, int], wanted: Collection[int]) -> Sequel:
+        """For when the step follows upon itself. Values of few bytes have one bit in common, as they are not
+        worth a segment each. Patient is what leads to no message and to nothing `wanted`: others wait for
+        what is left of the step before.
         """
         memories = {number: self.slots[slot].memory for number, slot in self.externals.items()}
         writers = {number: self.memories[memory].writer for number, memory in memories.items()}
@@ -209,7 +226,18 @@ class Analysis:
             bytes_for[each] = bytes_for.get(each, 0) + sizes.get(number, 0)
         large = [each for each, size in bytes_for.items() if each and size > _LARGE]
         bits = {each: 1 << (len(self.parcels) + 1 + place) for place, each in enumerate(large)}
-        return {number: bits.get(each, 1 << len(self.parcels)) for number, each in needs.items() if each}
+        late = {number: bits.get(each, 1 << len(self.parcels)) for number, each in needs.items() if each}
+        return Sequel(late, self._patient(late, wanted))
+
+    def _patient(self, late: Collection[int], wanted: Collection[int]) -> set[int]:
+        awaited = {self.slots[slot].maker for slot in wanted}
+        patient: set[int] = set()
+        for item in reversed(self.items):
+            if item.compiled is None or item.index in awaited:
+                awaited |= {item.index, *item.after}
+            elif not item.needs and any(self.slots[slot].number in late for slot in item.inputs):
+                patient.add(item.index)
+        return patient
 
     # --- cutting ------------------------------------------------------------------------------------------
     def segments(

@@ -39,7 +39,7 @@ from argosy.wire.remote_headers import (
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
 _MOST_HELPERS = 3
-# So long, in seconds, a session looks for what comes before it sleeps, if every task has a core.
+# So long, in seconds, a session looks for what comes before it sleeps, if all tasks and a client have a core.
 _LOOK = 1e-3
 
 
@@ -63,7 +63,8 @@ class Host:
         self._listener = listener
         self._devices = tuple(devices)
         self._helpers = _spare_cores() if helpers is None else helpers
-        has_core = tasks_beside(cluster, task) <= len(os.sched_getaffinity(0))
+        # The client counts too: what looks on its core keeps it from sending the next step.
+        has_core = tasks_beside(cluster, task) < len(os.sched_getaffinity(0))
         self._patience = _LOOK if alone and has_core else 0.0
         self._wants_foreign = wants_foreign
         self._lock = threading.Lock()

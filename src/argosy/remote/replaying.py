@@ -7,14 +7,14 @@ writes, of uncaptured work and of other captured steps alike.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from argosy.remote.analysis import Analysis
+from argosy.remote.analysis import Analysis, Sequel
 from argosy.remote.compiled import Compiled
 from argosy.remote.graph import Group, Step, Value
 from argosy.remote.packing import unpack
@@ -92,12 +92,12 @@ class Program:
 
     def __init__(
         self,
-        analyse: Callable[[Mapping[int, int]], Analysis],
+        analyse: Callable[[Sequel], Analysis],
         returned: Collection[int],
         kept: Collection[int],
     ) -> None:
         self._analyse = analyse
-        analysis = self._analysis = analyse({})
+        analysis = self._analysis = analyse(Sequel())
         self._returned = {analysis.slot_of[number] for number in returned}
         self._kept = {analysis.slot_of[number] for number in kept if number in analysis.slot_of}
         self._costs = [0.0] * len(analysis.items)
@@ -125,7 +125,7 @@ class Program:
         self.former_rows = self.rows
         tensors = zip(self._analysis.externals, (each.tensor for each in given), strict=True)
         sizes = {number: tensor.nbytes for number, tensor in tensors if tensor is not None}
-        self._analysis = self._analyse(self._analysis.late(sizes))
+        self._analysis = self._analyse(self._analysis.sequel(sizes, {*self._returned, *self._kept}))
         self._make_rows(session.graph.has_helpers)
 
     def start(

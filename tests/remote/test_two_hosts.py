@@ -12,7 +12,7 @@ import pytest
 from hosts import Hosts, needed
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(120), *needed]
-PROGRAM = Path(__file__).with_name("across.py")
+PROGRAM = Path(__file__).with_name("over_hosts.py")
 PS, WORKER = "10.77.0.1:15001", "10.77.0.2:15002"
 
 

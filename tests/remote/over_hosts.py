@@ -1,7 +1,7 @@
 """A client on one host, a ps beside it, a worker on the other: a step over both, plain and captured, against
 the same step here. With `--die`, the worker is gone in the middle.
 
-    python across.py 10.77.0.1:15001 [--die]
+    python over_hosts.py 10.77.0.1:15001 [--die]
 """
 
 from __future__ import annotations
