@@ -11,7 +11,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".venv-peers"
 PEERS_PYTHON = PEERS / "bin" / "python"
 CONSTRAINTS = ROOT / "benchmarks" / "constraints.txt"
-PACKAGES = ("torch", "tensorflow-cpu", "ray", "numpy", "mpi4py", "openmpi")
+# torchmonarch imports opentelemetry without asking for it.
+PACKAGES = (
+    *("torch", "tensorflow-cpu", "ray", "numpy", "mpi4py", "openmpi"),
+    *("torchmonarch", "opentelemetry-api", "opentelemetry-sdk"),
+)
 _STAMP = PEERS / ".installed"
 _TIME_LIMIT = 1800.0
 

@@ -1,4 +1,6 @@
-"""The part `remote`: one client that drives tasks, beside the same placement in a TensorFlow session."""
+"""The part `remote`: one client that drives tasks, beside the same placement in a TensorFlow session, and
+torchmonarch's way of doing it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ def measure_remote(settings: Settings) -> dict[str, Any]:
     """Interleaved rounds: operations a second, the captured step on both sides, two stages against one."""
     ours: list[dict[str, float]] = []
     theirs: list[float] = []
+    monarch: list[dict[str, float]] = []
     for number in range(settings.rounds):
         ours.append(_ours(settings))
         if settings.with_peers or PEERS_PYTHON.exists():
-            theirs.append(_theirs(settings))
+            theirs.append(_peer(settings, "tensorflow_session.py")["step"])
+            monarch.append(_peer(settings, "monarch_mesh.py"))
         said = f", TensorFlow {theirs[-1]:.2f} ms" if theirs else ""
         settings.say(f"remote, round {number + 1}: {ours[-1]['step']:.2f} ms a captured step{said}")
     settings.say(f"remote: two stages are {median(each['stages'] for each in ours):.2f} x one task")
-    return {"kind": "remote", "rounds": ours, "tensorflow": theirs}
+    return {"kind": "remote", "rounds": ours, "tensorflow": theirs, "monarch": monarch}
 
 
 def _ours(settings: Settings) -> dict[str, float]:
@@ -46,8 +50,9 @@ def _ours(settings: Settings) -> dict[str, float]:
     return found
 
 
-def _theirs(settings: Settings) -> float:
+def _peer(settings: Settings, script: str) -> dict[str, float]:
     out = settings.out()
     words = ("--seconds", str(settings.seconds / 2), "--out", str(out))
-    launch = Launch("session", (str(PEERS_PYTHON), str(CONTENDERS / "tensorflow_session.py"), *words))
-    return float(run(Run([launch], out, ["client.json"], _LIMIT)).files[0]["step"])
+    launch = Launch("client", (str(PEERS_PYTHON), str(CONTENDERS / script), *words))
+    found: dict[str, float] = run(Run([launch], out, ["client.json"], _LIMIT)).files[0]
+    return found

@@ -234,7 +234,7 @@ def memory(result: Result) -> list[Table]:
 
 def remote(result: Result) -> list[Table]:
     """One client and its tasks."""
-    rounds, peer = result["rounds"], result["tensorflow"]
+    rounds, peer, monarch = result["rounds"], result["tensorflow"], result.get("monarch", [])
 
     def row(what: str, values: list[float], asked: str) -> list[str]:
         return [what, str(spread(values)), asked]
@@ -251,6 +251,10 @@ def remote(result: Result) -> list[Table]:
     if peer:
         rows.append(row("the same placement in a TensorFlow session, ms", peer, ""))
         rows.append(["its time / ours", str(spread(ratios(peer, column("step")))), "3"])
+    if monarch:
+        sent, step = ([each[name] for each in monarch] for name in ("sent", "step"))
+        rows.append(row("small operations a second, torchmonarch 0.7.0", sent, ""))
+        rows.append(row("the step on one of its tasks, uncaptured, ms", step, ""))
     rows.append(row("two pipelined stages on two tasks / on one", column("stages"), "1.4"))
     note = (
         f"Median of {len(rounds)} interleaved rounds (smallest–largest). Parameters and updates on a ps, "

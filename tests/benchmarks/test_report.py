@@ -112,6 +112,7 @@ def test_the_other_kinds_of_results_have_tables() -> None:
             "kind": "remote",
             "rounds": [{"sent": 3e4, "step": 4.0, "client": 0.4, "ahead": 4.0, "stages": 1.5}],
             "tensorflow": [12.0],
+            "monarch": [{"sent": 870.0, "step": 126.0}],
         },
         {"kind": "memory", "imported": {"rss": 2e8}, "jobs": [job]},
     ]
@@ -125,6 +126,7 @@ def test_the_other_kinds_of_results_have_tables() -> None:
         "500",
         "300 MB",
         "0.960 (0.960–0.960)",
+        "126 (126–126)",
     ):
         assert words in page
 
