@@ -4,6 +4,8 @@ one.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from clusters import cluster_here
@@ -88,6 +90,55 @@ def test_long_branches_get_rows_of_their_own() -> None:
     assert len(analysis.segments((), (), [0.1, 0.1, 0.1, 0.1])) == 1
     branches = analysis.segments((), (), [0.1, 0.1, 0.1, 0.1], side_by_side=True)
     assert [[item.index for item in each.items] for each in branches] == [[0, 2], [1, 3]]
+
+
+def test_a_view_is_in_the_branch_of_who_uses_it() -> None:
+    """It waits with its user: a row must not come before one that it needs."""
+    parcel, view, other, used, long, after = 10, 11, 12, 13, 14, 15
+    records: list[object] = [EXPECT, parcel, SECOND, 2, -1, view, 1, 0, -1, other, 1, 0, -1, long, parcel]
+    records += [0, -1, used, parcel, 1, -1, 0, used, view, 0, -1, after, other]
+    analysis = Analysis(records, TEMPLATES, (), {})
+    for costs in ([0.1] * 6, [0.0, 0.1, 0.1, 0.0, 0.0, 0.1]):
+        segments = analysis.segments((), (), costs, side_by_side=True)
+        where = {item.index: number for number, each in enumerate(segments) for item in each.items}
+        assert where[0] == where[4]
+        for number, each in enumerate(segments):
+            assert all(before < number for before in each.after)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_rows_come_after_what_they_need_whatever_the_program(seed: int) -> None:
+    chance = random.Random(seed)
+    records: list[object] = []
+    values, made = [1, 2, 3], 10  # three that were there before
+    for _ in range(chance.randint(3, 40)):
+        kind = chance.choice(["expect", "send", "relu", "relu", "add", "view", "view"])
+        if kind == "expect":
+            records += [EXPECT, made, SECOND]
+        elif kind == "send":
+            records += [SEND, chance.choice(values), SECOND, 1000 + made, -1]
+            continue
+        elif kind == "add":
+            records += [1, -1, 0, chance.choice(values), chance.choice(values)]
+            continue
+        else:
+            records += [0 if kind == "relu" else 2, -1, made, chance.choice(values)]
+        values.append(made)
+        made += 1
+    first = Analysis(records, TEMPLATES, (), {})
+    sizes = {number: chance.choice([100, 2**20]) for number in first.externals}
+    returned = [number for number in values[3:] if chance.random() < 0.1]
+    wanted = [first.slot_of[number] for number in returned]
+    for analysis in (first, Analysis(records, TEMPLATES, (), {}, first.sequel(sizes, wanted))):
+        costs = [chance.choice([0.0, 1e-4, 5e-3]) for _ in analysis.items]
+        for side_by_side in (False, True):
+            segments = analysis.segments(wanted, (), costs, side_by_side)
+            order = [item for segment in segments for item in segment.items]
+            place = {item.index: number for number, item in enumerate(order)}
+            assert len(order) == len(place) == len(analysis.items)
+            assert all(place[before] < place[item.index] for item in order for before in item.after)
+            for number, segment in enumerate(segments):
+                assert all(before < number for before in segment.after)
 
 
 def test_what_is_updated_early_is_read_early_in_the_next_step() -> None:

@@ -251,10 +251,10 @@ class Analysis:
         somebody may wait for it. With the `costs` of the items, long branches get segments of their own.
         """
         cuts = {self.slots[slot].maker for slot in returned}
-        branch = self._branches(costs) if side_by_side else [0] * len(self.items)
+        needs_of = self._needs(set(returned))
+        branch = self._branches(costs, needs_of) if side_by_side else [0] * len(self.items)
         passed: dict[int, int] = {}
         groups: dict[tuple[int, int, int, int], list[Item]] = {}
-        needs_of = self._needs(set(returned))
         for item in self._in_order():
             needs = needs_of[item.index]
             key = (needs.bit_count(), passed.get(needs, 0), needs, branch[item.index])
@@ -292,7 +292,7 @@ class Analysis:
                 yield item
                 yield from leaving.get(item.index, ())
 
-    def _branches(self, costs: Sequence[float]) -> list[int]:
+    def _branches(self, costs: Sequence[float], needs: Sequence[int]) -> list[int]:
         """Items that hang together, among those with the same needs: 0 for all that is not worth a
         thread.
         """
@@ -300,12 +300,13 @@ class Analysis:
 
         def find(index: int) -> int:
             while root[index] != index:
-                index = root[index] = root[root[index]]
+                root[index] = root[root[index]]
+                index = root[index]
             return index
 
         for item in self.items:
             for before in item.after:
-                if self.items[before].needs == item.needs:
+                if needs[before] == needs[item.index]:
                     root[find(item.index)] = find(before)
         total = [0.0] * len(self.items)
         for item, cost in zip(self.items, costs, strict=True):
