@@ -132,7 +132,7 @@ def train(wrap: Callable[[Any], Any], after: Callable[[torch.Tensor], Any]) -> l
     def step(images: torch.Tensor) -> torch.Tensor:
         with argosy.device(WORKER):
             optimizer.zero_grad()
-            loss = layer(images).square().mean()
+            loss: torch.Tensor = layer(images).square().mean()
             loss.backward()
         with argosy.device(PS):
             optimizer.step()
@@ -143,6 +143,7 @@ def train(wrap: Callable[[Any], Any], after: Callable[[torch.Tensor], Any]) -> l
     seen = []
     for _ in range(12):
         seen.append(step(torch.randn(8, 300, generator=generator)))
+        assert layer.weight.grad is not None
         seen.append(after(layer.weight.grad))
     return argosy.fetch([*seen, *layer.parameters()])
 

@@ -46,6 +46,9 @@ class Around:
     def answer(self, client: str, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
         self.answers.put((reply, list(frames)))
 
+    def cut_off(self, client: str, reason: str) -> None:
+        raise AssertionError(f"cut off: {reason}")
+
     def address(self, task: str) -> Address:
         raise AssertionError("every task is a neighbour here")
 
