@@ -61,6 +61,7 @@ from argosy.wire.remote_headers import (
     Attach,
     Attached,
     Bereft,
+    CutOff,
     Detach,
     Fault,
     Item,
@@ -154,6 +155,7 @@ EXAMPLES: list[Header] = [
     Reply(4, [["float32", [2], [1]]], Fault("/job:ps/task:0", "aten::mm", 3, "RuntimeError", "no", "trace")),
     Parcel("a1", (Item(3, 1, Packing("float32", (2, 3), (3, 1))), Item(4, 1, None))),
     Bereft("/job:worker/task:1"),
+    CutOff("KeyError: 7"),
     Detach(),
 ]
 
