@@ -1,14 +1,13 @@
 """torchmonarch, one client: small operations on another process, and the MNIST step of
 `benchmarks/micro/remote.py`, parameters and all on one task, as its meshes exchange tensors by NCCL alone.
 
-.venv-peers/bin/python benchmarks/contenders/monarch_mesh.py --out DIR
+.venv-peers/bin/python -m benchmarks.contenders.monarch_mesh --out DIR
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from benchmarks.contenders.job import write_whole
 
 _OPERATIONS = 2000
 
@@ -70,9 +71,7 @@ def main() -> None:
 
         found = {"sent": _operations(fetch), "step": _step(fetch, args.seconds)}
     print(found)
-    written = args.out / "client.json.part"
-    written.write_text(json.dumps(found), encoding="utf-8")
-    written.rename(args.out / "client.json")
+    write_whole(args.out / "client.json", found)
 
 
 if __name__ == "__main__":
