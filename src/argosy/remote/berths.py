@@ -20,7 +20,7 @@ from argosy.remote.packing import dense_strides
 from argosy.remote.records import dtype_of
 
 # What is smaller is copied, with others, into one message, in bytes.
-_WORTH_IT = 128 * 1024
+WORTH_IT = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,6 @@ def _berth(compiled: Compiled, send: Item, slots: tuple[int, ...]) -> Berth | No
     result = compiled.results[0]
     shape, stride, dtype = tuple(result.shape), tuple(result.stride), dtype_of(result.dtype)
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _WORTH_IT or dense_strides(shape, stride) != stride:
+    if nbytes < WORTH_IT or dense_strides(shape, stride) != stride:
         return None
     return Berth(send, operation, dtype, shape, stride, nbytes, slots)

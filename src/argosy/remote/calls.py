@@ -9,6 +9,7 @@ import torch
 from argosy.remote.berths import Berth
 from argosy.remote.compiled import Bare
 from argosy.remote.items import Item
+from argosy.remote.moorings import announce, moor_at_next_write
 from argosy.remote.packing import Shipping
 from argosy.remote.runs import MUCH, Call, Frame, Run
 from argosy.wire.remote_headers import Item as Sent
@@ -56,6 +57,26 @@ def sender(item: Item, berth: Berth | None = None) -> Call:
         sent = Sent(there, replay.turn, packing)
         if berth is None or not _leave_berth(item, berth, sent, frames, run):
             run.post(task, sent, frames)
+
+    return call
+
+
+def moored_sender(item: Item) -> Call:
+    """A value for another task, which is the same from step to step and only announced if it can be."""
+    slot, task, there, shipping = item.inputs[0], item.task, item.there, Shipping()
+
+    def call(frame: Frame, run: Run) -> None:
+        replay, tensor = run.replay, frame[slot]
+        lane = replay.session.mail.lane(task)
+        packing, frames = shipping.pack(tensor, copy=lane is None)
+        sent = Sent(there, replay.turn, packing)
+        if lane is None or len(frames) != 1:
+            run.post(task, sent, frames)
+            return
+        group = replay.values[slot].group
+        if not announce(group, lane, Parcel(replay.session.client, (sent,)), frames[0]):
+            run.post(task, sent, frames)
+            moor_at_next_write(group, lane, tensor)
 
     return call
 
@@ -145,6 +166,6 @@ def _leave_berth(item: Item, berth: Berth, sent: Sent, frames: list[torch.Tensor
     replay = run.replay
     for number in berth.slots:
         if (value := replay.values.get(number)) is not None:
-            value.group.take_back = slot.take_back
+            value.group.on_write = slot.take_back
     lane.send_berth(Parcel(replay.session.client, (sent,)), slot, berth.nbytes)
     return True

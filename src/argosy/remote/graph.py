@@ -11,11 +11,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from argosy.wire.remote_headers import Fault
+
+if TYPE_CHECKING:
+    from argosy.remote.moorings import Mooring
 
 # A tensor that is only ever read collects its readers; those that are done are cleared away at so many.
 _MANY = 64
@@ -26,20 +29,21 @@ class Group:
     with it.
     """
 
-    __slots__ = ("fault", "readers", "take_back", "writer")
+    __slots__ = ("fault", "mooring", "on_write", "readers", "writer")
 
     def __init__(self, writer: Step | None = None) -> None:
         self.writer = writer
         self.readers: list[Step] = []
         self.fault: Fault | None = None
-        # It was made in memory that it was sent in, and is not to be changed there.
-        self.take_back: Callable[[], None] | None = None
+        # To be done before it is written to; and the memory that it is sent from, if it lives there.
+        self.on_write: Callable[[], None] | None = None
+        self.mooring: Mooring | None = None
 
     def before_writing(self) -> None:
         """To be called before its memory is written to."""
-        if self.take_back is not None:
-            self.take_back()
-            self.take_back = None
+        if self.on_write is not None:
+            duty, self.on_write = self.on_write, None
+            duty()
 
 
 class Value:

@@ -143,8 +143,26 @@ class Lane:
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._send_slot(berth, 2, _words(header, [size]))
 
+    def lend(self, header: Header, berth: Slot, size: int) -> bool:
+        """Send what lies in a slot once more; False if the receiver has not given it back, or it was taken
+        back. It may be written to after `reclaim`.
+        """
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if not self._slots.retake(berth):
+                return False
+            self._send_slot(berth, 2, _words(header, [size]))
+        return True
+
+    def reclaim(self, berth: Slot) -> None:
+        """What was lent is about to be written to: taken back, unless it was given back."""
+        with self._lock:
+            with contextlib.suppress(OSError):  # the lane may have been closed since
+                self._slots.hear()
+            if berth.busy:
+                berth.take_back()
+
     def give_up(self, berth: Slot) -> None:
-        """Nothing will be sent from there."""
+        """Nothing is sent from there, for the time being."""
         with self._lock:
             berth.busy = False
 

@@ -69,8 +69,13 @@ class Lender:
         buffer: Any = (ctypes.c_char * size).from_address(self._region.address)
         # An array may carry what must live as long as it does.
         buffer.loan = _Loan(size, self._give_back, self._region)
-        memory = torch.frombuffer(buffer, dtype=torch.uint8)
-        return [memory[offset : offset + length] for offset, length in zip(offsets, sizes, strict=True)]
+        # Each in a storage of its own: they share nothing but the loan.
+        pieces = zip(offsets, sizes, strict=True)
+        return [_frame(buffer, offset, length) if length else _NOTHING for offset, length in pieces]
+
+
+def _frame(buffer: Any, offset: int, length: int) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8, count=length, offset=offset)
 
 
 class _Loan:

@@ -106,7 +106,10 @@ def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
         data = frames[0] if len(frames) == 1 else torch.cat(list(frames))
         if data.data_ptr() % _ALIGNMENT:  # a frame begins anywhere in its message's memory
             data = data.clone()
-        return data.view(dtype).as_strided(packing.shape, packing.stride)
+        if data.storage_offset():
+            return data.view(dtype).as_strided(packing.shape, packing.stride)
+        # Not a view, which would keep another tensor of these bytes alive.
+        return torch.empty(0, dtype=dtype).set_(data.untyped_storage(), 0, packing.shape, packing.stride)
 
 
 @functools.lru_cache(4096)

@@ -15,6 +15,7 @@ from argosy.remote.berths import Berth, find_berths
 from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.haste import QUICK
 from argosy.remote.items import Item
+from argosy.remote.moorings import may_moor
 from argosy.remote.runs import Call, Frame, Replay, Run
 from argosy.wire.remote_headers import Fault
 from argosy.wire.remote_headers import Item as Sent
@@ -54,7 +55,7 @@ class Row:
         berths = find_berths(self._analysis) if self.is_known else {}
         cost = sum(self._costs[item.index] for item in self.segment.items)
         self.heavy = self.is_known and cost > HEAVY
-        moored = {berth.send.index: berth for berth in berths.values()}
+        leaving = {berth.send.index: berth for berth in berths.values()}
         waiting: set[int] = set()
         grad: bool | None = None
 
@@ -65,7 +66,10 @@ class Row:
         for position, item in enumerate(self.segment.items):
             dies = self.segment.dies.get(position, ())
             if item.compiled is None:
-                add(calls.sender(item, moored.get(item.index)))
+                if self.is_known and may_moor(self._analysis, item):
+                    add(calls.moored_sender(item))
+                else:
+                    add(calls.sender(item, leaving.get(item.index)))
                 waiting.add(self._memory_of[item.inputs[0]])
                 if dies:
                     add(calls.forgetter(dies))

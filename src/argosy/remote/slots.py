@@ -87,10 +87,10 @@ class Slots:
         """A slot of this size that nobody reads; with too much under way, when the receiver gives some back.
         BrokenPipeError: it never will.
         """
-        self._hear()
+        self.hear()
         while sum([slot.region.size for slot in self._slots if slot.busy]) > self._most:
             self._on_full(self._sock, False)
-            self._hear()
+            self.hear()
         for slot in self._slots:
             if slot.free and size <= slot.region.size <= 4 * size:
                 slot.busy = True
@@ -107,7 +107,15 @@ class Slots:
             return None
         return self.take(size)
 
-    def _hear(self) -> None:
+    def retake(self, slot: Slot) -> bool:
+        """Whether a slot that is held here may be sent once more."""
+        self.hear()
+        if slot.busy or slot.retired:
+            return False
+        slot.busy = True
+        return True
+
+    def hear(self) -> None:
         """What the receiver has given back."""
         with contextlib.suppress(BlockingIOError):
             while True:
