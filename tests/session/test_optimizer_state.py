@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from saved_trainings import ONE_AT_A_TIME
 from torch import nn
 
+from argosy.cluster.discover import discover
 from argosy.errors import ConfigError
 from argosy.modes import Sync
 from argosy.replica.replica import Replica
@@ -84,3 +87,114 @@ def test_the_script_or_the_checkpoint_has_the_learning_rate(
     assert rate(0.25) == 0.25
     assert rate(0.5) == 0.25
     assert rate(0.5, hyperparameters="script") == 0.5
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2), nn.Linear(2, 2))
+
+
+def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+    for number in range(first, last):
+        optimizer.zero_grad()
+        inputs = torch.full((3, 5), number + 1.0)
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "AdamW, amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.5),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["torch's", "ours"])
+@pytest.mark.parametrize("placement", [None, Split(2)])
+@pytest.mark.parametrize("lane", ["queue", "memory"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_was_loaded_goes_on_where_it_was(
+    name: str, lane: Any, placement: Any, before: bool
+) -> None:
+    expected = _model()
+    inner = OPTIMIZERS[name](expected.parameters())
+    _steps(expected, inner, 0, 3)
+    saved = copy.deepcopy((expected.state_dict(), inner.state_dict()))
+    _steps(expected, inner, 3, 7)
+
+    def program(replica: Replica) -> nn.Module:
+        with ONE_AT_A_TIME:
+            model = _model()
+        model.load_state_dict(saved[0])
+        optimizer = OPTIMIZERS[name](model.parameters())
+        if before:
+            optimizer.load_state_dict(saved[1])
+        distributed = replica.distribute(optimizer, placement=placement)
+        if not before:
+            distributed.load_state_dict(saved[1])
+        with replica.session(model, distributed, last_step=4) as session:
+            for _ in session.batches(range(4)):
+                _steps(model, distributed, session.global_step + 3, session.global_step + 4)
+        return model
+
+    for model in LocalCluster(2, 2, Sync(), lane=lane).run(program):
+        for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_parameters_without_a_state_begin_anew_beside_others() -> None:
+    def start() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+        model = _model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model[1].requires_grad_(False)  # it has no gradient, and so no state
+        _steps(model, optimizer, 0, 3)
+        model[1].requires_grad_(True)
+        return model, optimizer
+
+    expected, plain = start()
+    _steps(expected, plain, 3, 7)
+
+    def program(replica: Replica) -> nn.Module:
+        with ONE_AT_A_TIME:
+            model, inner = start()
+        optimizer = replica.distribute(inner)
+        with replica.session(model, optimizer, last_step=4) as session:
+            for _ in session.batches(range(4)):
+                _steps(model, optimizer, session.global_step + 3, session.global_step + 4)
+        return model
+
+    (found,) = LocalCluster(2, 1, Sync(), lane="memory").run(program)
+    for mine, theirs in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_in_the_middle_of_a_training_with_servers_nothing_is_loaded() -> None:
+    def program(replica: Replica) -> str:
+        model = nn.Linear(1, 1)
+        optimizer = replica.distribute(torch.optim.Adam(model.parameters()))
+        state = torch.optim.Adam(model.parameters()).state_dict()
+        refused = pytest.raises(ConfigError, match="load_state_dict: expected it before the session begins")
+        with replica.session(model, optimizer, last_step=0), refused:
+            optimizer.load_state_dict(state)
+        return "done"
+
+    assert LocalCluster(2, 1, Sync(), lane="memory").run(program) == ["done"]
+
+
+def test_a_cluster_of_one_loads_it_at_any_time() -> None:
+    model = nn.Linear(2, 1)
+    inner = torch.optim.Adam(model.parameters(), lr=0.5)
+    optimizer = Replica(discover({}, {}), None).distribute(inner)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["step"] += 5
+    state["param_groups"][0]["lr"] = 0.25
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert inner.state[model.weight]["step"] == 7
+    assert optimizer.param_groups is inner.param_groups
+    assert inner.param_groups[0]["lr"] == 0.25

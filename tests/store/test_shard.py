@@ -278,6 +278,28 @@ def test_values_of_another_size_are_refused() -> None:
         Shard(0).extend(layout, spec, [])
 
 
+FULL = ((0, 4, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("slots", "steps", "message"),
+    [
+        ({"exp_avg": [torch.zeros(5)]}, [FULL], "expected 4 of exp_avg, exp_avg_sq, got 5 of exp_avg"),
+        ({"sum": [torch.zeros(4)]}, [FULL], "expected 4 of exp_avg, exp_avg_sq, got 4 of sum"),
+        ({"exp_avg": []}, [FULL], "expected it for 1 blocks"),
+        ({}, [FULL, FULL], "expected it for 1 blocks, got 2"),
+        ({}, [((0, 3, 1.0),)], "expected counts for 4 elements"),
+        ({}, [((0, 1, 1.0), (2, 4, 1.0))], "expected counts for 4 elements"),
+        ({}, [((1, 4, 1.0),)], "expected counts for 4 elements"),
+        ({}, [()], "expected counts for 4 elements"),
+    ],
+)
+def test_an_optimizers_state_that_does_not_fit_is_refused(slots: Any, steps: Any, message: str) -> None:
+    shard = Twins([(4,)], ADAM).shards[0]
+    with pytest.raises(WireError, match=message):
+        shard.begin_from(0, slots, steps)
+
+
 def parameter() -> list[torch.Tensor]:
     return [torch.zeros(2, requires_grad=True)]
 

@@ -24,6 +24,7 @@ class AloneExchange:
         self._saving: OwnSaving | None = None
         self._averages = OwnAverages((), None)
         self.resumed = Resumed()
+        self.keeps_state = False
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """See `Exchange`."""

@@ -76,6 +76,7 @@ class Exchange(Protocol):
     """How one replica's gradients become everybody's parameters."""
 
     resumed: Resumed  # known once it has begun
+    keeps_state: bool  # whether it, and not the optimizer, has the optimizer's state then
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """Begin: the parameters become the chief's."""

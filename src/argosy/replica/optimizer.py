@@ -150,6 +150,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         plain = self._inner.state_dict()
         return plain if kept is None else {**plain, "state": kept}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's own. Where servers keep the state, before the training begins: the chief's counts."""
+        if self._started and self._exchange.keeps_state:
+            raise ConfigError(
+                "load_state_dict",
+                "it before the session begins",
+                "an optimizer whose state is on the servers",
+                "load it before `replica.session(...)`, or begin from a checkpoint",
+            )
+        self._inner.load_state_dict(state_dict)
+        self.param_groups = self._inner.param_groups
+        self.state = self._inner.state
+
     def abandon(self) -> None:
         """The training has failed: let go of what it holds."""
         self._exchange.release()

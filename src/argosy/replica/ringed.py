@@ -53,6 +53,7 @@ class RingExchange:
         self._stop_at: int | None = None  # told by the chief
         self._averages = OwnAverages((), None)
         self.resumed = Resumed()
+        self.keeps_state = False
 
     # --- beginning ----------------------------------------------------------------------------------------
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:

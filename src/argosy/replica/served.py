@@ -25,14 +25,14 @@ from argosy.replica.exchange import (
 from argosy.replica.model_state import ModelState
 from argosy.replica.overlap import Overlap
 from argosy.replica.packing import Packing
-from argosy.replica.slots import gather_slots
+from argosy.replica.slots import gather_slots, spread_slots
 from argosy.store.client import StoreClient
 from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe, groups_of
 from argosy.store.placement import UserPlacement, place
 from argosy.wire.frames import Dtype
 from argosy.wire.message import Message
-from argosy.wire.protocol import Group, Opened, PushRequest, Register, Wish
+from argosy.wire.protocol import Given, Group, Opened, PushRequest, Register, Wish
 from argosy.wire.protocol import Verdict as WireVerdict
 from argosy.wire.tensors import dtype_name
 
@@ -76,6 +76,7 @@ class ServedExchange:
         self._cut = False  # whether a step was saved, and waits for this replica's state
         self._wishes: dict[Wish, None] = {}
         self.resumed = Resumed()
+        self.keeps_state = True
 
     # --- beginning ----------------------------------------------------------------------------------------
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
@@ -118,6 +119,8 @@ class ServedExchange:
             shares = place(self._options.placement, fresh, self._layout.loads(self._servers))
             layout = extend(self._layout, fresh, shares, _BUCKET_BYTES if self._options.overlap else None)
             self._packing = self._pack(layout, parameters)
+            if not self._restore:
+                self._give_slots(layout, parameters)
             self._client.register(self._registrations(layout))
         else:
             self._packing = self._pack(layout, parameters)
@@ -125,6 +128,17 @@ class ServedExchange:
         self._send_ahead(layout, parameters)
         self._layout = layout
         self._count = len(parameters)
+
+    def _give_slots(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
+        """An optimizer that has been stepped before, or was loaded, goes on from there on the servers."""
+        states = [self._optimizer.state.get(parameter, {}) for parameter in parameters]
+        spec = describe(self._optimizer)
+        for server in range(self._servers):
+            fresh = layout.blocks_of(server)[len(self._layout.blocks_of(server)) :]
+            if any(states[p.parameter] for p in layout.pieces if p.block in fresh):
+                slots, steps = spread_slots(layout, fresh, states, spec)
+                for name, tensors in slots.items():  # one by one, as each fits where gradients will lie
+                    self._client.give(server, Given(name, steps), tensors)
 
     def _pack(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> Packing:
         wire: dict[int, Dtype] = {}

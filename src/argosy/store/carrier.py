@@ -21,7 +21,7 @@ from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
 from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget
 from argosy.wire.message import Message
-from argosy.wire.protocol import Bucket, Group, Header, PushRequest, Register, Verdict, Wishes
+from argosy.wire.protocol import Bucket, Given, Group, Header, PushRequest, Register, Verdict, Wishes
 from argosy.wire.tensors import torch_dtype
 
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
@@ -74,6 +74,8 @@ class Carrier:
         self._first_groups: tuple[Group, ...] = ()
         self._held: dict[tuple[int, int], _HeldPush] = {}
         self._slots: dict[int, Sequence[torch.Tensor]] = {}
+        self._given: dict[str, Sequence[torch.Tensor]] = {}  # an optimizer's state, until it is registered
+        self._given_steps: Sequence[Sequence[tuple[int, int, float]]] = ()
         self._buckets: dict[int, tuple[int, dict[int, torch.Tensor]]] = {}  # sent ahead, for which push
         self._groups: dict[int, tuple[Group, ...]] = {}  # each worker's latest hyperparameters
         self._verdicts: dict[int, Verdict] = {}  # each worker's latest answer
@@ -90,6 +92,9 @@ class Carrier:
         known = self.shard.count
         self.shard.average = header.average
         self.shard.extend(header.layout, header.optimizer, message.tensors[:count])
+        if self._given:
+            self.shard.begin_from(known, self._given, self._given_steps)
+            self._given = {}
         self.layout = header.layout
         self.buffers.initialise(
             header.buffer_rule, dict(zip(header.buffers, message.tensors[count:], strict=True))
@@ -102,6 +107,11 @@ class Carrier:
         if (step := self._saving.register(header, self.shard, known)) is not None:
             self.step = step
             self.buffers.initialise(header.buffer_rule, self._saving.buffers())
+
+    def give(self, message: Message[Given]) -> None:
+        """What the optimizer has kept of the blocks that are about to be registered."""
+        self._given[message.header.name] = [tensor.clone() for tensor in message.tensors]
+        self._given_steps = message.header.steps
 
     def keep_slots(self, worker: int, slots: Sequence[torch.Tensor]) -> None:
         """The memory in which a worker's gradients for this server will lie."""

@@ -31,6 +31,7 @@ from argosy.wire.protocol import (
     Describe,
     Described,
     Fail,
+    Given,
     Header,
     Hello,
     JobOver,
@@ -145,6 +146,11 @@ class StoreClient:
         """The layout of these parameters; empty if this is the chief, whose turn it is to register them."""
         self._channels[0].send(Describe(tuple(parameters), mode))
         return self._await(0, Described).header.layout
+
+    def give(self, server: int, given: Given, tensors: Sequence[torch.Tensor]) -> None:
+        """What an optimizer has kept of the blocks that will be registered on a server."""
+        self._channels[server].send(given, tensors)
+        self._await(server, SlotsKept)
 
     def register(self, registrations: Sequence[tuple[Register, Sequence[torch.Tensor]]]) -> None:
         """Register on every server; on the coordinator last, whose word sets the other workers going."""

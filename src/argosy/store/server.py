@@ -33,6 +33,7 @@ from argosy.wire.protocol import (
     Bucket,
     Describe,
     Fail,
+    Given,
     Header,
     HeldNotice,
     Hello,
@@ -196,6 +197,9 @@ class ParameterServer:
                 self._register(task, Message(header, message.tensors))
             case Bucket():
                 self._carrier.keep_bucket(task.index, Message(header, message.tensors))
+            case Given() if task == Task("worker", 0):
+                self._carrier.give(Message(header, message.tensors))
+                self._reply(task.index, SlotsKept(), ())
             case OwnState(state):
                 self._saving.give_state(task.index, state)
             case Slots():

@@ -6,7 +6,7 @@ to whoever brought them and are only read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +80,38 @@ class Shard:
         if [value.numel() for value in values] != counts:
             raise WireError(f"values: expected blocks of {counts}, got {[v.numel() for v in values]}")
 
+    def begin_from(
+        self,
+        first: int,
+        slots: Mapping[str, Sequence[torch.Tensor]],
+        steps: Sequence[Sequence[tuple[int, int, float]]],
+    ) -> None:
+        """The optimizer has seen the blocks from number `first` on before: what it kept of each, by name, and
+        how many updates were made to which stretch of it. An empty tensor: nothing of that name.
+        """
+        by_position = self._optimizer_of()
+        fresh = range(first, self.count)
+        if any(len(each) != len(fresh) for each in (steps, *slots.values())):
+            raise WireError(f"optimizer's state: expected it for {len(fresh)} blocks, got {len(steps)}")
+        for position, counts in zip(fresh, steps, strict=True):
+            optimizer, number = by_position[position]
+            size = self._masters[position].numel()
+            edges = [edge for start, stop, _ in counts for edge in (start, stop)]
+            if [0, *edges[1:-1:2]] != edges[::2] or edges[-1:] != [size]:
+                raise WireError(f"optimizer's state: expected counts for {size} elements, got {counts}")
+            for name, tensors in slots.items():
+                self._fill_slot(optimizer.slots(number), name, tensors[position - first], size)
+            self.restore_steps(position, [(start, stop, count, 0.0) for start, stop, count in counts])
+
+    @staticmethod
+    def _fill_slot(slots: Mapping[str, torch.Tensor], name: str, value: torch.Tensor, size: int) -> None:
+        if not value.numel():
+            return
+        if name not in slots or value.numel() != size:
+            known = ", ".join(slots)
+            raise WireError(f"optimizer's state: expected {size} of {known}, got {value.numel()} of {name}")
+        slots[name].copy_(value.view(-1))
+
     def accept(self, tensors: Sequence[torch.Tensor], absent: Sequence[int]) -> Gradient:
         """A gradient of these tensors; blocks that its worker does not know yet are absent."""
         if len(tensors) > len(self._masters):
@@ -144,7 +176,7 @@ class Shard:
 
     def blocks(self) -> Iterable[BlockState]:
         """Every block with all that is kept of it."""
-        by_position = {p: (o, n) for _, ps, o in self._optimizers for n, p in enumerate(ps)}
+        by_position = self._optimizer_of()
         for position, master in enumerate(self._masters):
             optimizer, number = by_position[position]
             tensors = {"param": master}
@@ -152,6 +184,10 @@ class Shard:
             if self._averages:
                 tensors["average"] = self._averages[position]
             yield BlockState(self._pieces[position], tensors, optimizer.steps(number))
+
+    def _optimizer_of(self) -> dict[int, tuple[FlatOptimizer, int]]:
+        """Of each block, its optimizer and its number there."""
+        return {p: (o, n) for _, ps, o in self._optimizers for n, p in enumerate(ps)}
 
     def restore_steps(self, position: int, steps: Iterable[tuple[int, int, float, float]]) -> None:
         """The tensors of a block hold what was saved, and so many updates were made; see `FlatOptimizer`."""

@@ -145,6 +145,15 @@ class Registered(_Header, frozen=True, tag="registered"):
     """Done."""
 
 
+class Given(_Header, frozen=True, tag="given"):
+    """From the chief, before it registers: an optimizer does not begin anew. Frames: what it has kept under
+    this name of each new block of this server, or nothing. `steps`: of each block, its updates so far.
+    """
+
+    name: str
+    steps: tuple[tuple[tuple[Count, Count, float], ...], ...]
+
+
 class Slots(_Header, frozen=True, tag="slots"):
     """My gradients will lie in this memory. Frames: the slot of each block of this server."""
 
@@ -322,6 +331,7 @@ Header: TypeAlias = (
     | Registered
     | Slots
     | SlotsKept
+    | Given
     | PushRequest
     | OwnState
     | Bucket
