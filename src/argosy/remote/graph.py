@@ -95,6 +95,7 @@ class Graph:
         self._most_helpers = helpers
         self._idle_helpers = 0
         self._closed = False
+        self._failure: Exception | None = None
         self.unfinished = 0
         # Called when a step became ready through another thread, for the session's thread to look.
         self.on_ready: Callable[[], None] = lambda: None
@@ -178,7 +179,11 @@ class Graph:
             helper.start()
 
     def take(self, only_small: bool = False) -> Step | None:
-        """The next step that is ready: small ones first, as helpers take only the others."""
+        """The next step that is ready: small ones first, as helpers take only the others. What a helper's
+        step raised is raised here, as if it had been taken.
+        """
+        if self._failure is not None:
+            raise self._failure
         with self._lock:
             if self._ready:
                 if self._heavy:
@@ -212,8 +217,12 @@ class Graph:
                 if self._closed:
                     return
                 step = self._heavy.popleft()
-            step.run()
-            self.finish(step)
+            try:
+                step.run()
+            except Exception as error:  # no operation's fault, which its values would hold: our own
+                self._failure = error
+            else:
+                self.finish(step)
             self.on_ready()
 
     def close(self) -> None:
