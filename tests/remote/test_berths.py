@@ -90,7 +90,7 @@ def test_what_is_taken_back_is_changed_here_and_not_there() -> None:
         view = tensor[5_000:]
         lane.send_berth(Work([1]), slot, 4 * 10_000)
         received = next_of(inlet).tensors[0].view(torch.float32)
-        slot.take_back()
+        lane.take_back(slot)
         assert tensor.tolist() == [3.0] * 10_000
         tensor.fill_(4)
         assert view.tolist() == [4.0] * 5_000

@@ -13,6 +13,7 @@ from clusters import cluster_here, local_client
 from torch import nn
 
 import argosy
+from argosy.remote.recording import Recording
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 
@@ -133,3 +134,36 @@ def test_what_cannot_be_repeated_is_said_and_run(capfd: pytest.CaptureFixture[st
     said = capfd.readouterr().err
     assert "it waits for a value" in said
     assert "it replaces a tensor that it has read" in said
+
+
+def test_a_task_keeps_no_copy_of_what_it_is_sent_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is sent by the client's other thread while a plan is made."""
+
+    def held() -> tuple[int, int]:
+        with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20) as client:
+            weight = argosy.place(torch.ones(8, 8), PS)
+
+            def step(x: torch.Tensor) -> torch.Tensor:
+                with argosy.device(WORKER):
+                    loss = (x @ weight).sum()
+                weight.mul_(0.5)
+                return loss
+
+            captured = argosy.capture(step)
+            for _ in range(8):
+                loss = captured(torch.ones(2, 8))
+            assert loss.item() == 128 * 0.5**7
+            client.synchronize()
+            return client.held(WORKER)
+
+    quiet = held()
+    ordinary = Recording.prune
+
+    def prune(recording: Recording, *words: Any) -> None:
+        recording.client.flush()
+        ordinary(recording, *words)
+        recording.client.flush()
+
+    monkeypatch.setattr(Recording, "prune", prune)
+    assert held() == quiet
+    assert quiet[1] < 8 * 8 * 4  # the loss, and not the weight

@@ -61,6 +61,36 @@ def test_what_the_receiver_still_reads_is_not_sent_from_there_and_not_changed_th
         assert tensor.eq(2.0).all()
 
 
+def test_what_was_taken_back_is_copied_for_a_while_and_moves_again() -> None:
+    def copy(times: int) -> None:
+        for _ in range(times):
+            assert not send(group, lane, tensor)
+            moor_at_next_write(group, lane, tensor)
+            group.before_writing()
+
+    with ends() as (lane, inlet):
+        larger = lane.home(6 * COUNT)
+        assert larger is not None
+        lane.give_up(larger)
+        group, tensor = moor(lane)
+        for pause in (4, 16, 64):
+            mooring = group.mooring
+            assert send(group, lane, tensor)
+            received = next_of(inlet)
+            group.before_writing()  # taken back
+            tensor.add_(1)
+            del received
+            copy(pause - 1)
+            assert group.mooring is mooring
+            copy(1)
+            assert group.mooring is not mooring
+            assert group.mooring is not None
+            assert group.mooring.slot.number < 3  # numbers of those that are over are used again
+        assert tensor.eq(4.0).all()
+        assert send(group, lane, tensor)
+        assert next_of(inlet).tensors[0].view(torch.float32).eq(4.0).all()
+
+
 def test_a_message_that_nobody_has_read_yet_says_what_it_said() -> None:
     with ends() as (lane, inlet):
         group, tensor = moor(lane)

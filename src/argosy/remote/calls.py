@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -166,6 +167,6 @@ def _leave_berth(item: Item, berth: Berth, sent: Sent, frames: list[torch.Tensor
     replay = run.replay
     for number in berth.slots:
         if (value := replay.values.get(number)) is not None:
-            value.group.on_write = slot.take_back
+            value.group.on_write = partial(lane.take_back, slot)
     lane.send_berth(Parcel(replay.session.client, (sent,)), slot, berth.nbytes)
     return True

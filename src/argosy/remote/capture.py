@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -71,6 +71,14 @@ class Captured(Generic[P, R]):
     def _record(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
         client = self._client or current_client()
         tapes = client.start_tapes()
+        try:
+            return self._recorded(client, tapes, leaves, args, kwargs)
+        finally:
+            client.end_recording()
+
+    def _recorded(
+        self, client: Client, tapes: Mapping[Post, Any], leaves: Sequence[Any], args: Any, kwargs: Any
+    ) -> tuple[_Plan, R]:
         recording = client.recording = Recording(client)
         try:
             with LocalTape(recording):
@@ -119,7 +127,7 @@ class _Plan:
         """Whether what Python read from ordinary tensors is as it was."""
         return not self.hopeless and all(tensor.item() == value for tensor, value in self._recording.guards)
 
-    def build(self, tapes: dict[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
+    def build(self, tapes: Mapping[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
         """Turn what was sent into plans, and tell the tasks."""
         client, recording = self._client, self._recording
         if recording.trouble:

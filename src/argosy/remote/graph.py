@@ -36,7 +36,7 @@ class Group:
         self.readers: list[Step] = []
         self.fault: Fault | None = None
         # To be done before it is written to; and the memory that it is sent from, if it lives there.
-        self.on_write: Callable[[], None] | None = None
+        self.on_write: Callable[[], object] | None = None
         self.mooring: Mooring | None = None
 
     def before_writing(self) -> None:

@@ -131,9 +131,14 @@ class Lane:
             self._send_slot(slot, 1 + len(sizes), words)
 
     def berth(self, size: int) -> Slot | None:
-        """Memory to make a tensor of this size in, for `send_berth` or `give_up`. None: there is none, or the
-        peer has gone.
+        """Memory to make a tensor of this size in, for `send_berth` or `give_up`. None: there is none, the
+        peer has gone, or one was taken back: whoever writes to such tensors is better off with memory of its
+        own.
         """
+        return None if self._slots.spoilt else self.home(size)
+
+    def home(self, size: int) -> Slot | None:
+        """Memory for a tensor of this size to live in; see `berth`."""
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             return self._slots.take_berth(size)
         return None
@@ -153,13 +158,21 @@ class Lane:
             self._send_slot(berth, 2, _words(header, [size]))
         return True
 
-    def reclaim(self, berth: Slot) -> None:
-        """What was lent is about to be written to: taken back, unless it was given back."""
+    def reclaim(self, berth: Slot) -> bool:
+        """What was sent from a slot is about to be written to: take it back, unless it was given back.
+        Whether it had to be.
+        """
         with self._lock:
             with contextlib.suppress(OSError):  # the lane may have been closed since
                 self._slots.hear()
             if berth.busy:
                 berth.take_back()
+            return berth.busy
+
+    def take_back(self, berth: Slot) -> None:
+        """As `reclaim`; if it had to be, nothing else is made in slots."""
+        if self.reclaim(berth):
+            self._slots.spoilt = True
 
     def give_up(self, berth: Slot) -> None:
         """Nothing is sent from there, for the time being."""

@@ -2,7 +2,8 @@
 
 A step that repeats sends a parameter, and updates it. Before the next update, when nobody else has to do with
 it, it moves into a slot of the lane; from then on it is announced, not copied. The receiver gives the slot
-back when it has read it. An update that comes sooner takes it back, and it is copied again, as before.
+back when it has read it. An update that comes sooner takes it back, and it is copied again, for a while: in
+the first steps of a program a receiver may keep things longer than it will later.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ from argosy.wire.protocol import Header
 
 # A tensor, and the object that asks: more, and something else lies in the same memory.
 _ONE_TENSOR = 2
+# The first pause after which it is tried again; each is as many times longer than the one before.
+_PAUSE = 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Mooring:
-    """Where a tensor lives, and the lane that it is sent by."""
+    """Where a tensor lives, and the lane that it is sent by. Once it was taken back, it is copied `pause`
+    times before it moves again; `rest` of them are left.
+    """
 
     lane: Lane
     slot: Slot
+    pause: int
+    rest: int
 
 
 def may_moor(analysis: Analysis, send: Item) -> bool:
@@ -52,18 +59,28 @@ def announce(group: Group, lane: Lane, header: Header, frame: torch.Tensor) -> b
 
 def moor_at_next_write(group: Group, lane: Lane, tensor: torch.Tensor) -> None:
     """Whoever writes to a tensor is alone with it: that is when it can move."""
-    if tensor.nbytes >= WORTH_IT and group.mooring is None and group.on_write is None:
-        group.on_write = partial(_moor, group, lane, tensor)
+    if tensor.nbytes < WORTH_IT or group.on_write is not None:
+        return
+    mooring, pause = group.mooring, _PAUSE
+    if mooring is not None:
+        if mooring.lane is not lane or not mooring.slot.retired:
+            return
+        mooring.rest -= 1
+        if mooring.rest:
+            return
+        mooring.rest = mooring.pause
+        pause = mooring.pause * _PAUSE
+    group.on_write = partial(_moor, group, lane, tensor, pause)
 
 
 @torch.no_grad()
-def _moor(group: Group, lane: Lane, tensor: torch.Tensor) -> None:
+def _moor(group: Group, lane: Lane, tensor: torch.Tensor, pause: int) -> None:
     """Move it, unless views of it would stay behind, or the lane has no memory for it."""
     storage = tensor.untyped_storage()
     shares = torch._C._storage_Use_Count(storage._cdata) > _ONE_TENSOR
-    if shares or storage.nbytes() != tensor.nbytes or (slot := lane.berth(tensor.nbytes)) is None:
+    if shares or storage.nbytes() != tensor.nbytes or (slot := lane.home(tensor.nbytes)) is None:
         return
     home = slot.tensor(tensor.dtype, tensor.shape, tensor.stride()).copy_(tensor)
     tensor.set_(home.untyped_storage(), 0, tensor.shape, tensor.stride())
     lane.give_up(slot)
-    group.mooring = Mooring(lane, slot)
+    group.mooring = Mooring(lane, slot, pause, pause)

@@ -45,6 +45,7 @@ class Numbers:
         with self.lock:
             for post in self.posts.values():
                 post.tape = []
+                post.gone = set()
         return {post: post.tape for post in self.posts.values() if post.tape is not None}
 
     def stop_tapes(self) -> None:
@@ -55,8 +56,15 @@ class Numbers:
                 post.tape = None
 
     def alive(self, post: Post, numbers: set[int]) -> set[int]:
-        """Those of these values that somebody still holds."""
-        return numbers - set(post.dropped)
+        """Those of these values of a recording that somebody still holds."""
+        with self.lock:  # what is dropped may be sent at any moment, by another thread
+            return numbers - set(post.dropped) - (post.gone or set())
+
+    def end_recording(self) -> None:
+        """Whoever asked what is `alive` knows it now."""
+        with self.lock:
+            for post in self.posts.values():
+                post.gone = None
 
     def post(self, task: str) -> Post:
         """The way to a task."""

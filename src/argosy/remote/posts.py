@@ -38,6 +38,7 @@ class Post:
         # What is no longer needed of captured steps; and what is sent while one is recorded.
         self.retired: deque[tuple[int, int]] = deque()
         self.tape: list[list[Any]] | None = None
+        self.gone: set[int] | None = None  # what was dropped since a recording began, until its plan is made
         self.lost: str = ""
 
     def attach_frames(self, frames: Sequence[torch.Tensor]) -> int:
@@ -68,7 +69,10 @@ class Post:
             batch += self.retired.popleft()
         if self.dropped:
             # Appended to from any thread at any moment (by the garbage collector): taken one by one.
-            batch += (DROP, [self.dropped.popleft() for _ in range(len(self.dropped))])
+            dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
+            batch += (DROP, dropped)
+            if self.gone is not None:
+                self.gone.update(dropped)
         if self.tape is not None:
             self.tape.append(batch)
         if not self.lost:

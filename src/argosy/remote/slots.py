@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import socket
 import struct
@@ -41,12 +42,17 @@ class Slot:
         """Whether the next message may go in here."""
         return not (self.busy or self.held or self.retired)
 
+    @property
+    def over(self) -> bool:
+        """Whether nobody has to do with it any more: its number may be given to another."""
+        return self.retired and not (self.busy or self.held)
+
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
         """A tensor in here, without gaps; it holds the slot for as long as it, or a view of it, lives."""
         buffer: Any = (ctypes.c_char * self.region.size).from_address(self.region.address)
         buffer.hold = _Hold(self)
-        count = self.region.size // dtype.itemsize
-        return torch.frombuffer(buffer, dtype=dtype, count=count).as_strided(shape, stride)
+        flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape))
+        return flat.as_strided(shape, stride)
 
     def take_back(self) -> None:
         """From now on the tensor in here has its memory to itself: the receiver goes on with what it was
@@ -82,6 +88,7 @@ class Slots:
         self._most = most
         self._slots: list[Slot] = []
         self._acks = b""
+        self.spoilt = False  # somebody writes to what was made in a slot, while the receiver reads it
 
     def take(self, size: int) -> Slot:
         """A slot of this size that nobody reads; with too much under way, when the receiver gives some back.
@@ -95,17 +102,14 @@ class Slots:
             if slot.free and size <= slot.region.size <= 4 * size:
                 slot.busy = True
                 return slot
-        self._slots.append(Slot(len(self._slots), size))
-        return self._slots[-1]
+        number = next((slot.number for slot in self._slots if slot.over), len(self._slots))
+        self._slots[number : number + 1] = [Slot(number, size)]
+        return self._slots[number]
 
     def take_berth(self, size: int) -> Slot | None:
-        """One for a tensor of this process. None if too much is held, or one was taken back: whoever writes
-        to such tensors is better off with memory of its own.
-        """
+        """One for a tensor of this process; None if too much is held."""
         held = sum([slot.region.size for slot in self._slots if slot.held])
-        if held + size > _MOST_HELD or any(slot.retired for slot in self._slots):
-            return None
-        return self.take(size)
+        return None if held + size > _MOST_HELD else self.take(size)
 
     def retake(self, slot: Slot) -> bool:
         """Whether a slot that is held here may be sent once more."""
