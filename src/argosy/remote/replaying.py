@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,8 @@ class Program:
             for each in segments
         ]
         self._writes = [[self._came_in[m] for m in each.alters if m in self._came_in] for each in segments]
+        wanted = {*self._returned, *self._kept}
+        self._showing = _Showing.of(analysis, self.rows, wanted, self._came_in)
 
     def _settle(self, session: Session, given: Sequence[Value]) -> None:
         """What each operation costs is known: from now on in rows that are made for it."""
@@ -161,31 +164,53 @@ class Program:
 
     def _show(self, values: dict[int, Value], frame: list[Any], steps: Sequence[Step]) -> dict[int, Value]:
         """Values for those slots that are to be seen outside, with the rows that others must wait for."""
-        slots, seen = self._analysis.slots, {}
-        groups: dict[int, Group] = {}
-        for slot in {*self._returned, *self._kept}:
-            memory = slots[slot].memory
+        show, seen = self._showing, {}
+        groups = {memory: Group() for memory in show.memories}
+        for slot, number, memory, came_in in show.slots:
             if slot not in values:
-                if memory in self._came_in:
-                    group = values[self._came_in[memory]].group
-                elif memory in groups:
-                    group = groups[memory]
-                else:
-                    group = groups[memory] = Group()
-                value = values[slot] = Value(group)
+                value = values[slot] = Value(groups[memory] if came_in is None else values[came_in].group)
                 value.tensor = frame[slot]  # of what was fed
-            seen[slots[slot].number] = values[slot]
-        for row, step in zip(self.rows, steps, strict=True):
-            for slot in row.segment.makes:
-                if slot in values:
-                    values[slot].maker = step
-                    if slots[slot].memory in groups:
-                        groups[slots[slot].memory].writer = step
-            for memory in row.segment.touches & groups.keys():
+            seen[number] = values[slot]
+        for step, made, touched, altered in zip(steps, show.made, show.touched, show.altered, strict=True):
+            for slot in made:
+                values[slot].maker = step
+            for memory in touched:
                 groups[memory].readers.append(step)
-            for memory in row.segment.alters & groups.keys():
+            for memory in altered:
                 groups[memory].writer = step
         return seen
+
+
+@dataclass(frozen=True)
+class _Showing:
+    """What is to be seen of a program outside, found out once: `slots` with their number, memory, and a slot
+    from outside in the same memory; the `memories` that are new; and what each row makes, touches and alters
+    of them.
+    """
+
+    slots: list[tuple[int, int, int, int | None]]
+    memories: list[int]
+    made: list[list[int]]
+    touched: list[list[int]]
+    altered: list[list[int]]
+
+    @classmethod
+    def of(
+        cls, analysis: Analysis, rows: Sequence[Row], wanted: set[int], came_in: dict[int, int]
+    ) -> _Showing:
+        """`wanted`: the slots; `came_in`: of memory from outside, a slot."""
+        memory_of = {slot: analysis.slots[slot].memory for slot in wanted}
+        new = {memory for memory in memory_of.values() if memory not in came_in}
+        segments = [row.segment for row in rows]
+        made = [[slot for slot in each.makes if slot in wanted] for each in segments]
+        written = [{memory_of[slot] for slot in slots} for slots in made]
+        return cls(
+            [(s, analysis.slots[s].number, memory, came_in.get(memory)) for s, memory in memory_of.items()],
+            sorted(new),
+            made,
+            [sorted(each.touches & new) for each in segments],
+            [sorted((each.alters | wrote) & new) for each, wrote in zip(segments, written, strict=True)],
+        )
 
 
 def _step(row: Row, replay: Replay) -> Step:
