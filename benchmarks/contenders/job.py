@@ -8,6 +8,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,17 @@ class Recorder:
 def end_with_parent() -> None:
     """Be killed when the harness is, which could then not end us any more."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def milliseconds(step: Callable[[], object], first: int, seconds: float) -> float:
+    """How long a step takes, over so many seconds, after the `first` ones."""
+    for _ in range(first):
+        step()
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() < begin + seconds:
+        step()
+        count += 1
+    return (time.perf_counter() - begin) / count * 1000
 
 
 def write_whole(path: Path, content: object) -> None:

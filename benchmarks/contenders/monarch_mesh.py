@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.contenders.job import write_whole
+from benchmarks.contenders.job import milliseconds, write_whole
 
 _OPERATIONS = 2000
 
@@ -46,13 +46,7 @@ def _step(fetch: Callable[[Tensor], Any], seconds: float) -> float:
         optimizer.step()
         fetch(loss.detach())
 
-    for _ in range(5):
-        step()
-    begin, count = time.perf_counter(), 0
-    while time.perf_counter() < begin + seconds:
-        step()
-        count += 1
-    return (time.perf_counter() - begin) / count * 1000
+    return milliseconds(step, 5, seconds)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """TensorFlow, one client: the MNIST step of `benchmarks/micro/remote.py` in a compat.v1 session, same
 placement.
 
-.venv-peers/bin/python benchmarks/contenders/tensorflow_session.py --out DIR
+.venv-peers/bin/python -m benchmarks.contenders.tensorflow_session --out DIR
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from benchmarks.contenders.job import milliseconds, write_whole
 
 _SIZES = (784, 500, 500, 10)
 
@@ -64,13 +65,7 @@ def _measure(cluster: dict[str, list[str]], seconds: float) -> float:
     feed = {images: np.random.randn(32, 784).astype("f"), labels: np.random.randint(0, 10, (32,))}
     with tf.Session(f"grpc://{cluster['ps'][0]}", config=config) as session:
         session.run(tf.global_variables_initializer())
-        for _ in range(20):
-            session.run([train, loss], feed)
-        begin, count = time.perf_counter(), 0
-        while time.perf_counter() < begin + seconds:
-            session.run([train, loss], feed)
-            count += 1
-        return (time.perf_counter() - begin) / count * 1000
+        return milliseconds(lambda: session.run([train, loss], feed), 20, seconds)
 
 
 def main() -> None:
@@ -84,7 +79,8 @@ def main() -> None:
         _serve(json.loads(args.serve[0]), args.serve[1])
         return
     cluster = {"ps": [_free_address()], "worker": [_free_address()]}
-    command = [sys.executable, __file__, "--serve", json.dumps(cluster)]
+    program = [sys.executable, "-m", "benchmarks.contenders.tensorflow_session"]
+    command = [*program, "--serve", json.dumps(cluster)]
     tasks = [subprocess.Popen([*command, job], stderr=subprocess.DEVNULL) for job in cluster]
     try:
         found = {"step": _measure(cluster, args.seconds)}
@@ -93,9 +89,7 @@ def main() -> None:
             task.kill()
             task.wait()
     print(found)
-    written = args.out / "client.json.part"
-    written.write_text(json.dumps(found), encoding="utf-8")
-    written.rename(args.out / "client.json")
+    write_whole(args.out / "client.json", found)
 
 
 if __name__ == "__main__":
