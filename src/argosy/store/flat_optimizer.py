@@ -14,7 +14,7 @@ import torch
 
 from argosy.errors import ConfigError
 from argosy.store.ranges import Range
-from argosy.store.rules import RULES, Run
+from argosy.store.rules import RULES, Run, Update
 from argosy.wire.protocol import Group
 
 
@@ -33,10 +33,11 @@ class FlatOptimizer:
         # The whole of each slot; the runs have views of it.
         self._slots = [{name: torch.full_like(b, first) for name, first in firsts.items()} for b in blocks]
         self._runs = [[self._run(number, 0, block.numel(), 0.0)] for number, block in enumerate(blocks)]
+        self._whole: Update | None = None  # of all blocks, made when it is needed
 
-    def _run(self, number: int, start: int, stop: int, step: float) -> Run:
+    def _run(self, number: int, start: int, stop: int, updates: float) -> Run:
         slots = {name: slot[start:stop] for name, slot in self._slots[number].items()}
-        return Run(start, stop, self._blocks[number][start:stop], slots, torch.tensor(float(step)))
+        return Run(start, stop, self._blocks[number][start:stop], slots, updates)
 
     def slots(self, number: int) -> dict[str, torch.Tensor]:
         """The state that is kept for a block, by name."""
@@ -44,7 +45,7 @@ class FlatOptimizer:
 
     def steps(self, number: int) -> list[tuple[int, int, float]]:
         """The updates so far of each stretch of a block: start, stop, count."""
-        return [(run.start, run.stop, float(run.step)) for run in self._runs[number]]
+        return [(run.start, run.stop, run.updates) for run in self._runs[number]]
 
     def restore(self, number: int, steps: Iterable[tuple[int, int, float, float]]) -> None:
         """The slots of a block hold what was saved; of each part: start, stop, updates so far, stretch.
@@ -58,18 +59,29 @@ class FlatOptimizer:
             else:
                 joined.append((start, stop, kind[0], kind[1]))
         self._runs[number] = [self._run(number, start, stop, count) for start, stop, count, _ in joined]
+        self._whole = None
 
     def configure(self, group: Group) -> None:
         """Hyperparameters from now on."""
         if group == self._values:
             return
         self._values |= group
+        self._whole = None
         slots = self._rule.slots(self._values)
         for number, kept in enumerate(self._slots):
             for name in slots.keys() - kept.keys():  # momentum was switched on, for example
                 kept[name] = torch.full_like(self._blocks[number], slots[name])
                 for run in self._runs[number]:
                     run.slots[name] = kept[name][run.start : run.stop]
+
+    def update_whole(self, gradients: list[torch.Tensor]) -> None:
+        """Apply a gradient for each block, in which nothing is absent."""
+        if self._whole is None:
+            if any(len(runs) > 1 for runs in self._runs):
+                self.update(gradients, [[] for _ in gradients])
+                return
+            self._whole = self._rule.bind([run for (run,) in self._runs], self._values)
+        self._whole(gradients)
 
     def update(self, gradients: Sequence[torch.Tensor | None], absent: Sequence[Sequence[Range]]) -> None:
         """Apply a gradient for each block (None: nothing in it has one), except in the `absent` ranges."""
@@ -80,17 +92,12 @@ class FlatOptimizer:
                 continue
             if ranges:
                 self._cut(number, ranges)
-            runs = self._runs[number]
-            if len(runs) == 1 and not ranges:
-                chosen.append(runs[0])
-                parts.append(gradient)
-                continue
-            for run in runs:
+            for run in self._runs[number]:
                 if not any(start <= run.start and run.stop <= stop for start, stop in ranges):
                     chosen.append(run)
                     parts.append(gradient[run.start : run.stop])
         if chosen:
-            self._rule.apply(chosen, parts, self._values)
+            self._rule.bind(chosen, self._values)(parts)
 
     def _cut(self, number: int, ranges: Iterable[Range]) -> None:
         """Make every range begin and end where runs do."""
@@ -100,3 +107,4 @@ class FlatOptimizer:
             inner = [edge for edge in edges if run.start < edge < run.stop]
             result += run.split([run.start, *inner, run.stop]) if inner else [run]
         self._runs[number] = result
+        self._whole = None

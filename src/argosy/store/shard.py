@@ -48,6 +48,7 @@ class Shard:
         self._sums = Sums()
         self._means: list[torch.Tensor | None] = []
         self._absent: list[list[Range]] = []
+        self._whole = False  # whether the means cover everything
         self._optimizers: list[tuple[int, list[int], FlatOptimizer]] = []  # group, positions, optimizer
         self._values: dict[torch.dtype | None, list[torch.Tensor]] = {}
 
@@ -142,8 +143,9 @@ class Shard:
         """The weighted mean of gradients, in the order given; a parameter that one lacks counts as zero."""
         self._means = []
         self._absent = []
+        self._whole = all(self.is_whole(gradient) for gradient, _ in parts)
         summed = self._sums.begin(parts)
-        if len(parts) == 1 and self.is_whole(parts[0][0]):  # asynchronous training
+        if self._whole and len(parts) == 1:  # asynchronous training
             pairs = zip(parts[0][0].blocks, self._masters, strict=True)
             self._means = [block if block.dtype == m.dtype else block.to(m.dtype) for block, m in pairs]
             self._absent = [[] for _ in self._masters]
@@ -209,7 +211,9 @@ class Shard:
             means = [self._means[position] for position in positions]
             if factor != 1.0:
                 means = [None if mean is None else mean * factor for mean in means]
-            if any(mean is not None for mean in means):
+            if self._whole:
+                optimizer.update_whole([mean for mean in means if mean is not None])
+            elif any(mean is not None for mean in means):
                 optimizer.update(means, [self._absent[position] for position in positions])
         if self.average is not None:
             torch._foreach_lerp_(self._averages, self._masters, 1.0 - decay_at(self.average, step))
