@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from argosy.errors import ConfigError
 
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -46,8 +48,7 @@ class Address:
         return cls(host, int(port))
 
 
-@dataclass(frozen=True, order=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, order=True):
     """One process of a job, named `/job:worker/task:1`."""
 
     job: str

@@ -8,6 +8,7 @@ views, until `release` gives them memory of their own again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import is_
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -41,6 +42,7 @@ class Packing:
         self._gradients = _reserved(layout, reserve, wire_dtypes)
         self._gradient_views = self._views(self._gradients)
         self._pinned = Pinned(self._gradients, {parameter.device for parameter in parameters})
+        self._sources: Sequence[Sequence[torch.Tensor]] = ()  # what `unpack` was last given
         self._addresses: list[int] = []
         self._bound: list[int] = []  # where each parameter lives, once all of them live in shared memory
         self._values: list[torch.Tensor] = []
@@ -111,13 +113,15 @@ class Packing:
         `in_place` says of each server whether its values come to the same memory every time: parameters may
         then live there.
         """
-        cursors = [iter(values) for values in by_server]
-        blocks = [next(cursors[server]) for server, _ in self._by_server]
-        addresses = [block.data_ptr() for block in blocks]
-        if addresses != self._addresses or not all(in_place):
-            self._bound = []
-            self._addresses = addresses
-            self._values = self._views(blocks)
+        if not self._bound or not all(map(is_, by_server, self._sources)):
+            self._sources = by_server
+            cursors = [iter(values) for values in by_server]
+            blocks = [next(cursors[server]) for server, _ in self._by_server]
+            addresses = [block.data_ptr() for block in blocks]
+            if addresses != self._addresses or not all(in_place):
+                self._bound = []
+                self._addresses = addresses
+                self._values = self._views(blocks)
         if not self._bound or [parameter.data_ptr() for parameter in self._parameters] != self._bound:
             self._copy_in(in_place)
 

@@ -28,7 +28,7 @@ from argosy.replica.packing import Packing
 from argosy.replica.slots import gather_slots, spread_slots
 from argosy.store.client import StoreClient
 from argosy.store.layout import Layout, ParameterSpec, extend
-from argosy.store.optimizers import describe, groups_of
+from argosy.store.optimizers import Hyperparameters, describe
 from argosy.store.placement import UserPlacement, place
 from argosy.wire.frames import Dtype
 from argosy.wire.message import Message
@@ -82,6 +82,7 @@ class ServedExchange:
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """See `Exchange`."""
         self._optimizer = optimizer
+        self._hyperparameters = Hyperparameters(optimizer)
         self._training = training
         if self._is_chief:
             self._open(training)
@@ -252,7 +253,7 @@ class ServedExchange:
             raise ConfigError(
                 "optimizer", "a session that goes on", "one that has ended, and the servers with it", _REMEDY
             )
-        groups = groups_of(self._optimizer)
+        groups = self._hyperparameters.now()
         news = groups if groups != self._groups else None
         self.give_state()
         wishes = tuple(self._wishes)

@@ -119,36 +119,50 @@ class Carrier:
 
     def hold_shared(self, worker: int, request: PushRequest) -> None:
         """Keep a push that lies in a worker's slots."""
-        tensors = self._slots.get(worker, ()) if request.kind == "gradient" else ()
-        self.hold(worker, Message(request, tensors))
+        if self._is_news(worker, request):
+            blocks = self._slots.get(worker, ()) if request.kind == "gradient" else ()
+            self._keep(worker, request, Gradient(blocks, frozenset(request.absent)), {})
 
     def hold(self, worker: int, message: Message[PushRequest]) -> bool:
         """Keep a push until its decision comes; False for one that was answered before, and is again."""
         header = message.header
-        latest = self._verdicts.get(worker)
-        if latest is not None and header.seq <= latest.seq:
-            self._send(worker, Verdict(header.seq, "duplicate", self.step, stop=latest.stop))
+        if not self._is_news(worker, header):
             return False
-        if header.seq <= self._settled.get(worker, 0):  # decided already; its answer is on the way
-            return False
-        if header.groups is not None:
-            self._groups[worker] = header.groups
-        count = len(message.tensors) - len(header.buffers)
-        if count < 0:
-            raise WireError("push: fewer frames than buffers")
-        buffers = dict(zip(header.buffers, message.tensors[count:], strict=True))
-        if unknown := [name for name, value in buffers.items() if not self.buffers.known(name, value)]:
-            raise WireError(f"push: unknown buffers {unknown}")
-        blocks = message.tensors[:count]
+        blocks, buffers = message.tensors, self._buffers_of(message) if header.buffers else {}
+        if buffers:
+            blocks = blocks[: -len(buffers)]
         if header.ahead:
             whole = self._with_buckets(worker, header, blocks)
             if whole is None:
                 return False  # the worker will ask, and send all of it again
             blocks = whole
-        gradient = self.shard.accept(blocks, header.absent)
+        self._keep(worker, header, self.shard.accept(blocks, header.absent), buffers)
+        return True
+
+    def _is_news(self, worker: int, header: PushRequest) -> bool:
+        """Whether a push was never decided on; one that was answered is answered again."""
+        latest = self._verdicts.get(worker)
+        if latest is not None and header.seq <= latest.seq:
+            self._send(worker, Verdict(header.seq, "duplicate", self.step, stop=latest.stop))
+            return False
+        return header.seq > self._settled.get(worker, 0)  # else decided already; its answer is on the way
+
+    def _buffers_of(self, message: Message[PushRequest]) -> dict[str, torch.Tensor]:
+        names = message.header.buffers
+        if len(names) > len(message.tensors):
+            raise WireError("push: fewer frames than buffers")
+        buffers = dict(zip(names, message.tensors[-len(names) :], strict=True))
+        if unknown := [name for name, value in buffers.items() if not self.buffers.known(name, value)]:
+            raise WireError(f"push: unknown buffers {unknown}")
+        return buffers
+
+    def _keep(
+        self, worker: int, header: PushRequest, gradient: Gradient, buffers: dict[str, torch.Tensor]
+    ) -> None:
+        if header.groups is not None:
+            self._groups[worker] = header.groups
         groups = self._groups.get(worker, self._first_groups)
         self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers, header.wishes)
-        return True
 
     def keep_bucket(self, worker: int, message: Message[Bucket]) -> None:
         """Keep a block that was sent ahead; those of an earlier push are of no use any more."""
@@ -212,8 +226,8 @@ class Carrier:
         self.carry_out(())
 
     def _begin(self, apply: Apply) -> None:
-        held = [(self._held[part.worker, part.seq], part.weight) for part in apply.parts]
-        self.shard.reduce([(push.gradient, weight) for push, weight in held])
+        held = self._held
+        self.shard.reduce([(held[part.worker, part.seq].gradient, part.weight) for part in apply.parts])
         if self._clip:
             self._measured = apply
             self._report_norm(apply.step, self.shard.square())
@@ -226,7 +240,8 @@ class Carrier:
         if self._early is not None:
             self._early.clear()
         for worker, push in held:
-            self.buffers.bring(worker, push.buffers)
+            if push.buffers:
+                self.buffers.bring(worker, push.buffers)
         self.step = apply.step
 
     def _settle(self, worker: int, seq: int) -> _HeldPush:

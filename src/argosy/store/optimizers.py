@@ -50,6 +50,26 @@ def groups_of(optimizer: torch.optim.Optimizer) -> tuple[Group, ...]:
     )
 
 
+class Hyperparameters:
+    """The hyperparameters of an optimizer at every step: made plain again only when they have changed."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._keys = sorted(_HYPERPARAMETERS[type(optimizer).__name__])
+        self._seen: list[list[Any]] = []
+        self._groups: tuple[Group, ...] = ()
+
+    def now(self) -> tuple[Group, ...]:
+        """See `groups_of`; the same object as before if nothing is new."""
+        seen = [[group.get(key) for key in self._keys] for group in self._optimizer.param_groups]
+        if not self._seen or seen != self._seen:
+            self._groups = groups_of(self._optimizer)
+            # A tensor or a list may change and stay the same object: then there is nothing to compare with.
+            mutable = any(isinstance(value, torch.Tensor | list) for values in seen for value in values)
+            self._seen = [] if mutable else seen
+        return self._groups
+
+
 def _plain(key: str, value: Any) -> Hyperparameter:
     if isinstance(value, torch.Tensor):
         return float(value)

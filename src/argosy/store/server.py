@@ -227,6 +227,10 @@ class ParameterServer:
 
     def _from_server(self, task: Task, header: Header) -> None:
         match header:
+            case Orders(decisions, pushes) if task.index == 0:
+                for worker, request in pushes:
+                    self._carrier.hold_shared(worker, request)
+                self._carrier.carry_out(decisions)
             case HeldNotice(worker, seq) if self._coordinator is not None:
                 self._coordinator.held(task.index, worker, seq)
             case NormReport(step, square) if self._coordinator is not None:
@@ -239,10 +243,6 @@ class ParameterServer:
                 self._saving.collect(task.index, header)
             case StopWish() if self._coordinator is not None:
                 self._coordinator.stop()
-            case Orders(decisions, pushes) if task.index == 0:
-                for worker, request in pushes:
-                    self._carrier.hold_shared(worker, request)
-                self._carrier.carry_out(decisions)
             case Scale(step, factor) if task.index == 0:
                 self._carrier.scale(step, factor)
             case JobOver() if task.index == 0:
@@ -324,7 +324,8 @@ class ParameterServer:
         return peer is not None and self._listener.copies(peer)
 
     def _order(self, decisions: Sequence[Decision]) -> None:
-        if any(isinstance(decision, Cut) for decision in decisions) and self._coordinator is not None:
+        saves = self._saving.planned and any(isinstance(decision, Cut) for decision in decisions)
+        if saves and self._coordinator is not None:
             self._saving.await_states(self._coordinator.roster.present())
         self._links.tell_all(Orders(tuple(decisions), tuple(self._untold)))
         self._untold.clear()

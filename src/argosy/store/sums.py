@@ -49,6 +49,8 @@ class Sums:
 
     def begin(self, order: Sequence[tuple[Gradient, float]]) -> int:
         """How many of these are in the sums already: all that were added early, or none if others came."""
+        if not self._early:
+            return 0
         early, self._early = self._early, []
         agrees = len(early) <= len(order) and all(
             mine is theirs and weight == 1.0 for mine, (theirs, weight) in zip(early, order, strict=False)

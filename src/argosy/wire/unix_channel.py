@@ -50,10 +50,14 @@ def is_ours(sock: socket.socket) -> bool:
 
 
 class _Envelope(msgspec.Struct, array_like=True):
-    """What a packet says: the header, where its tensors are, and whether new memory comes with it."""
+    """What a packet says: the header, where its tensors are, and whether new memory comes with it.
+
+    The places (of type `list[Placed]`) stay encoded: they are the same in every message of a kind, and bytes
+    that were decoded before need not be decoded again.
+    """
 
     header: Header
-    frames: list[Placed]
+    places: msgspec.Raw
     new_arena: bool = False
 
 
@@ -65,6 +69,8 @@ class _Long(msgspec.Struct, array_like=True, tag=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Envelope)
+_places_decoder = msgspec.msgpack.Decoder(list[Placed])
+_NO_PLACES = _encoder.encode([])
 _long_decoder = msgspec.msgpack.Decoder(_Long)
 
 
@@ -75,6 +81,8 @@ class _Connection:
         self._sock = sock
         self._arena = Arena()
         self._theirs: Region | None = None
+        self._said: tuple[Sequence[Placed], bytes] = ((), _NO_PLACES)  # as I last sent them
+        self._heard: tuple[bytes, Sequence[torch.Tensor]] = (_NO_PLACES, ())  # as they last came
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
     def fileno(self) -> int:
@@ -84,9 +92,14 @@ class _Connection:
         return self._arena.reserve(frames)
 
     def send(self, header: Header, tensors: Sequence[torch.Tensor], flags: int = 0) -> None:
-        frames = self._arena.lay(tensors) if tensors else []
+        places = _NO_PLACES
+        if tensors:
+            laid = self._arena.lay(tensors)
+            if laid is not self._said[0]:
+                self._said = (laid, _encoder.encode(laid))
+            places = self._said[1]
         news = self._arena.take_news()
-        packet = _encoder.encode(_Envelope(header, frames, news is not None))
+        packet = _encoder.encode(_Envelope(header, msgspec.Raw(places), news is not None))
         descriptors = [] if news is None else [news]
         try:
             if len(packet) > _PACKET:
@@ -134,17 +147,28 @@ class _Connection:
             envelope = _decoder.decode(packet)
         except (msgspec.DecodeError, ValueError, RecursionError, ConfigError) as error:
             raise WireError(f"header: {error}") from None
-        if len(envelope.frames) > MAX_FRAMES:
-            raise WireError(f"frames: expected at most {MAX_FRAMES}, got {len(envelope.frames)}")
         if envelope.new_arena:
             if not descriptors:
                 raise WireError("shared memory: none came")
             self._theirs = Region.open(descriptors[0])
-        if not envelope.frames:
+            self._heard = (_NO_PLACES, ())
+        places = bytes(envelope.places)
+        if places == _NO_PLACES:
             return Message(envelope.header)
+        if places != self._heard[0]:
+            self._heard = (places, self._tensors_at(places))
+        return Message(envelope.header, self._heard[1])
+
+    def _tensors_at(self, places: bytes) -> Sequence[torch.Tensor]:
+        try:
+            decoded = _places_decoder.decode(places)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise WireError(f"frames: {error}") from None
+        if len(decoded) > MAX_FRAMES:
+            raise WireError(f"frames: expected at most {MAX_FRAMES}, got {len(decoded)}")
         if self._theirs is None:
             raise WireError("shared memory: none was given")
-        return Message(envelope.header, [self._theirs.tensor(each) for each in envelope.frames])
+        return tuple(self._theirs.tensor(each) for each in decoded)
 
     def _read_long(self, packet: bytes, descriptors: list[int]) -> bytes:
         try:
