@@ -48,6 +48,7 @@ class Shard:
         self._sums = Sums()
         self._means: list[torch.Tensor | None] = []
         self._absent: list[list[Range]] = []
+        self._nothing: list[list[Range]] = []  # as `_absent` is when nothing is
         self._whole = False  # whether the means cover everything
         self._optimizers: list[tuple[int, list[int], FlatOptimizer]] = []  # group, positions, optimizer
         self._values: dict[torch.dtype | None, list[torch.Tensor]] = {}
@@ -67,6 +68,7 @@ class Shard:
             self._groups.append(block.group)
             self._dtypes.append(dtype)
             self._masters.append(value.to(master, copy=True))
+            self._nothing.append([])
             self._shortened |= master != dtype
             if self.average is not None:
                 self._averages.append(self._masters[-1].clone())
@@ -141,15 +143,16 @@ class Shard:
 
     def reduce(self, parts: Sequence[tuple[Gradient, float]]) -> None:
         """The weighted mean of gradients, in the order given; a parameter that one lacks counts as zero."""
+        summed = self._sums.begin(parts)
+        if len(parts) == 1 and self.is_whole(parts[0][0]):  # asynchronous training
+            pairs = zip(parts[0][0].blocks, self._masters, strict=True)
+            self._means = [block if block.dtype == m.dtype else block.to(m.dtype) for block, m in pairs]
+            self._absent = self._nothing
+            self._whole = True
+            return
         self._means = []
         self._absent = []
         self._whole = all(self.is_whole(gradient) for gradient, _ in parts)
-        summed = self._sums.begin(parts)
-        if self._whole and len(parts) == 1:  # asynchronous training
-            pairs = zip(parts[0][0].blocks, self._masters, strict=True)
-            self._means = [block if block.dtype == m.dtype else block.to(m.dtype) for block, m in pairs]
-            self._absent = [[] for _ in self._masters]
-            return
         total = sum(weight for _, weight in parts)
         for position, master in enumerate(self._masters):
             present = [

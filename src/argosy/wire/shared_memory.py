@@ -125,7 +125,9 @@ class Arena:
     def __init__(self) -> None:
         self._region: Region | None = None
         self._news: int | None = None  # a descriptor that the peer has not been given yet
-        self._last: tuple[list[torch.Tensor], tuple[list[Placed], int]] = ([], ([], 0))
+        self._last: list[torch.Tensor] = []  # what was laid last, where, and what of it had to be copied
+        self._places: list[Placed] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
         """Tensors at the places where a message with these frames first would have them."""
@@ -134,26 +136,31 @@ class Arena:
         return [region.tensor(each) for each in placed]
 
     def lay(self, tensors: Sequence[torch.Tensor]) -> list[Placed]:
-        """Put tensors in their places; those that are there already are left alone."""
-        placed, size = self._placed(tensors)
-        region = self._require(size)
-        for tensor, each in zip(tensors, placed, strict=True):
-            if tensor.data_ptr() != region.address + each.offset:
-                region.tensor(each).copy_(tensor)
-        return placed
+        """Put tensors in their places; those that are there already are left alone.
 
-    def _placed(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Placed], int]:
-        """Where tensors go; the same ones as the last time, as in training, go where they went."""
-        before, planned = self._last
-        if len(before) != len(tensors) or not all(map(is_, before, tensors)):
-            planned = place([spec_of(tensor) for tensor in tensors])
-            self._last = (list(tensors), planned)
-        return planned
+        The same ones as the last time, as in training, go where they went.
+        """
+        if len(self._last) != len(tensors) or not all(map(is_, self._last, tensors)):
+            self._plan(tensors)
+        for target, tensor in self._copies:
+            target.copy_(tensor)
+        return self._places
+
+    def _plan(self, tensors: Sequence[torch.Tensor]) -> None:
+        placed, size = place([spec_of(tensor) for tensor in tensors])
+        region = self._require(size)
+        self._copies = [
+            (region.tensor(each), tensor)
+            for tensor, each in zip(tensors, placed, strict=True)
+            if tensor.data_ptr() != region.address + each.offset
+        ]
+        self._last, self._places = list(tensors), placed
 
     def _require(self, size: int) -> Region:
         if self._region is None or self._region.size < size:
             self.close()
             self._region, self._news = Region.create(size + _SLACK)
+            self._last = []
         return self._region
 
     def take_news(self) -> int | None:
