@@ -66,10 +66,13 @@ class Sums:
             return block if block.dtype == master.dtype else block.to(master.dtype)
         sums = self._accumulator(position, master)
         if len(parts) == 2 and not parts[0][2] and not parts[1][2]:
-            # Two are not worth adding early; and this way scaling costs no pass of its own.
+            # Two are not worth adding early: their mean takes one pass over the memory, and no sum.
             (one, its_weight, _), (other, other_weight, _) = parts
-            torch.mul(one.blocks[position], its_weight / total, out=sums)
-            return sums.add_(other.blocks[position], alpha=other_weight / total)
+            first, second = one.blocks[position], other.blocks[position]
+            if first.dtype == second.dtype == sums.dtype:
+                return torch.lerp(first, second, other_weight / total, out=sums)
+            torch.mul(first, its_weight / total, out=sums)
+            return sums.add_(second, alpha=other_weight / total)
         for place, (gradient, weight, holes) in enumerate(parts[summed:], start=summed):
             block = gradient.blocks[position]
             if holes:
