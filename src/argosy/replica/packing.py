@@ -41,6 +41,7 @@ class Packing:
         self._by_server = [(block.server, number) for number, block in enumerate(layout.blocks)]
         self._gradients = _reserved(layout, reserve, wire_dtypes)
         self._gradient_views = self._views(self._gradients)
+        self._split_gradients = self._split(self._gradients)
         self._pinned = Pinned(self._gradients, {parameter.device for parameter in parameters})
         self._sources: Sequence[Sequence[torch.Tensor]] = ()  # what `unpack` was last given
         self._addresses: list[int] = []
@@ -80,7 +81,7 @@ class Packing:
             self._pinned.wait()
         if scale != 1.0:
             torch._foreach_mul_(self._gradients, scale)
-        return self._split(self._gradients), absent
+        return dict(self._split_gradients), absent
 
     def pack_piece(self, parameter: int, block: int) -> None:
         """Copy what one parameter's gradient has in one block."""
@@ -97,7 +98,7 @@ class Packing:
 
     def slots(self) -> dict[int, list[torch.Tensor]]:
         """Where `pack` writes the gradients, by server."""
-        return self._split(self._gradients)
+        return dict(self._split_gradients)
 
     def values(self) -> dict[int, list[torch.Tensor]]:
         """A copy of the parameters themselves, by server."""

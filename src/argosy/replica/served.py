@@ -125,6 +125,7 @@ class ServedExchange:
             self._client.register(self._registrations(layout))
         else:
             self._packing = self._pack(layout, parameters)
+        self._in_place = self._client.in_place
         self._client.share(self._packing.slots())
         self._send_ahead(layout, parameters)
         self._layout = layout
@@ -184,7 +185,10 @@ class ServedExchange:
     # --- training -----------------------------------------------------------------------------------------
     def step(self, weight: float, scale: float) -> Verdict:
         """See `Exchange`."""
-        if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._count:
+        count = 0
+        for group in self._optimizer.param_groups:
+            count += len(group["params"])
+        if count != self._count:
             self._register()
         done, ahead = self._overlap.collect(scale) if self._overlap is not None else ((), {})
         tensors, absent = self._packing.pack(scale, done)
@@ -273,7 +277,7 @@ class ServedExchange:
             count = len(values[0]) - len(first.buffers)
             self._state.take(dict(zip(first.buffers, values[0][count:], strict=True)))
             values[0] = values[0][:count]
-        self._packing.unpack(values, self._client.in_place)
+        self._packing.unpack(values, self._in_place)
         self._version = first.step
         self._cut = first.cut
         return Verdict(first.status, first.step, first.staleness, first.stop)

@@ -20,12 +20,14 @@ class Buffers:
         self.rule: BufferRule = "chief"
         self._values: dict[str, torch.Tensor] = {}
         self._latest: dict[int, dict[str, torch.Tensor]] = {}
-        self._moving: dict[str, None] = {}  # names that change in training, in order
+        # Those that change in training: every answer carries them.
+        self.moving: dict[str, torch.Tensor] = {}
 
     def initialise(self, rule: BufferRule, values: Mapping[str, torch.Tensor]) -> None:
         """What the chief starts with."""
         self.rule = rule
         self._values |= {name: value.clone() for name, value in values.items()}
+        self.moving = {name: self._values[name] for name in self.moving}
 
     def known(self, name: str, value: torch.Tensor) -> bool:
         """Whether this is a buffer of that shape and dtype."""
@@ -38,8 +40,7 @@ class Buffers:
             copies = {name: value.clone() for name, value in brought.items()}
             self._latest[worker] = {**self._latest.get(worker, {}), **copies}
             for name in brought:
-                self._moving[name] = None
-                self._values[name] = self._combined(name)
+                self.moving[name] = self._values[name] = self._combined(name)
 
     def forget(self, worker: int) -> None:
         """A worker has left: what it brought last no longer counts in a mean to come."""
@@ -51,10 +52,6 @@ class Buffers:
             return values[0]
         stacked = torch.stack(values)
         return stacked.mean(dim=0) if stacked.dtype.is_floating_point else stacked.amax(dim=0)
-
-    def moving(self) -> dict[str, torch.Tensor]:
-        """Those that change in training: every answer carries them."""
-        return {name: self._values[name] for name in self._moving}
 
     def everything(self) -> dict[str, torch.Tensor]:
         """All of them: what a worker starts from."""

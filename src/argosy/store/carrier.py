@@ -293,7 +293,7 @@ class Carrier:
 
     def _send(self, worker: int, verdict: Verdict, average: bool = False) -> None:
         everything = verdict.status == "pulled"
-        buffers = self.buffers.everything() if everything else self.buffers.moving()
+        buffers = self.buffers.everything() if everything else self.buffers.moving
         if verdict.status != "duplicate":
             self._verdicts[worker] = verdict
         header = msgspec.structs.replace(verdict, buffers=tuple(buffers)) if buffers else verdict

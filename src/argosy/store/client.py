@@ -251,18 +251,16 @@ class StoreClient:
 
     # --- waiting ------------------------------------------------------------------------------------------
     def _await(self, server: int, kind: type[H], resend: Callable[[int], None] | None = None) -> Message[H]:
-        while (message := self._next(server, kind, NOTICE_EVERY, resend)) is None:
+        while (message := self._next(server, kind, resend)) is None:
             self._check_connection(server)
             self._channels[server].send(Ask(self._seq))
             if server != 0:
                 self._channels[0].send(Ask(self._seq))
         return message
 
-    def _next(
-        self, server: int, kind: type[H], timeout: float, resend: Callable[[int], None] | None = None
-    ) -> Message[H] | None:
-        """The next message of a kind from a server; what else comes is dealt with."""
-        deadline = time.monotonic() + timeout
+    def _next(self, server: int, kind: type[H], resend: Callable[[int], None] | None) -> Message[H] | None:
+        """The next message of a kind from a server, for a while; what else comes is dealt with."""
+        deadline = time.monotonic() + NOTICE_EVERY
         while (left := deadline - time.monotonic()) > 0:
             message = self._kept.pop() if server == 0 and self._kept else None
             message = message or self._channels[server].receive(min(left, 1.0))

@@ -191,7 +191,7 @@ class Coordinator:
     # --- training -----------------------------------------------------------------------------------------
     def held(self, server: int | None, worker: int, seq: int, push: Push | None = None) -> None:
         """A server holds its share of a push, or every server has it in sight."""
-        if push is not None and push.version > self.step:
+        if push is not None and push.version > self._core.admission.step:
             raise WireError(f"push: expected a version up to {self.step}, got {push.version}")
         self.tally.heard(worker)
         if self.failure is not None:

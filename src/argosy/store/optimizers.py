@@ -6,6 +6,7 @@ The servers keep parameters in flat blocks, so an optimizer must treat every ele
 from __future__ import annotations
 
 import inspect
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -55,13 +56,16 @@ class Hyperparameters:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._keys = sorted(_HYPERPARAMETERS[type(optimizer).__name__])
-        self._seen: list[list[Any]] = []
+        names = (
+            _HYPERPARAMETERS[type(optimizer).__name__] & optimizer.defaults.keys()
+        )  # every group has these
+        self._read = itemgetter(*sorted(names))
+        self._seen: list[tuple[Any, ...]] = []
         self._groups: tuple[Group, ...] = ()
 
     def now(self) -> tuple[Group, ...]:
         """See `groups_of`; the same object as before if nothing is new."""
-        seen = [[group.get(key) for key in self._keys] for group in self._optimizer.param_groups]
+        seen = [self._read(group) for group in self._optimizer.param_groups]
         if not self._seen or seen != self._seen:
             self._groups = groups_of(self._optimizer)
             # A tensor or a list may change and stay the same object: then there is nothing to compare with.

@@ -169,18 +169,15 @@ class ParameterServer:
                 self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
             else:
                 self._attendance.heard(peer, task)
-                self._from(task, message)
+                if task.job == "ps":
+                    self._from_server(task, header)
+                else:
+                    self._from_worker(task, message)
         except WireError as error:
             say(f"{self.task} refused a {type(header).__name__} of {task}: {error}")
             self._listener.send(peer, Refused("protocol", "message", "a well-formed one", str(error)))
         except ArgosyError as error:
             self._fail(task or self.task, str(error))
-
-    def _from(self, task: Task, message: Message[Header]) -> None:
-        if task.job == "ps":
-            self._from_server(task, message.header)
-        else:
-            self._from_worker(task, message)
 
     def _is_here(self, task: Task) -> bool:
         if task.job == "ps":

@@ -46,7 +46,7 @@ class Shard:
         self._masters: list[torch.Tensor] = []
         self._shortened = False  # whether a model's dtype is shorter than its master's
         self._sums = Sums()
-        self._means: list[torch.Tensor | None] = []
+        self._means: dict[int, torch.Tensor] = {}  # by position; none where no gradient has the block
         self._absent: list[list[Range]] = []
         self._nothing: list[list[Range]] = []  # as `_absent` is when nothing is
         self._whole = False  # whether the means cover everything
@@ -146,11 +146,12 @@ class Shard:
         summed = self._sums.begin(parts)
         if len(parts) == 1 and self.is_whole(parts[0][0]):  # asynchronous training
             pairs = zip(parts[0][0].blocks, self._masters, strict=True)
-            self._means = [block if block.dtype == m.dtype else block.to(m.dtype) for block, m in pairs]
+            blocks = [block if block.dtype == m.dtype else block.to(m.dtype) for block, m in pairs]
+            self._means = dict(enumerate(blocks))
             self._absent = self._nothing
             self._whole = True
             return
-        self._means = []
+        self._means = {}
         self._absent = []
         self._whole = all(self.is_whole(gradient) for gradient, _ in parts)
         total = sum(weight for _, weight in parts)
@@ -161,8 +162,8 @@ class Shard:
                 if position < len(gradient.blocks)
             ]
             self._absent.append(intersection([holes for *_, holes in present]) if present else [])
-            mean = self._sums.mean(position, master, present, total, summed) if present else None
-            self._means.append(mean)
+            if present:
+                self._means[position] = self._sums.mean(position, master, present, total, summed)
 
     def _missing(self, position: int, gradient: Gradient) -> list[Range]:
         if not gradient.absent:
@@ -173,10 +174,9 @@ class Shard:
     def square(self) -> float:
         """The squared norm of the mean gradient on this server."""
         total = 0.0
-        for mean, holes in zip(self._means, self._absent, strict=True):
-            if mean is not None:
-                for start, stop in complement(holes, mean.numel()):
-                    total += float(torch.linalg.vector_norm(mean[start:stop], dtype=torch.float64)) ** 2
+        for position, mean in self._means.items():
+            for start, stop in complement(self._absent[position], mean.numel()):
+                total += float(torch.linalg.vector_norm(mean[start:stop], dtype=torch.float64)) ** 2
         return total
 
     def blocks(self) -> Iterable[BlockState]:
@@ -208,19 +208,20 @@ class Shard:
 
     def update(self, groups: Sequence[Group] | None, factor: float = 1.0, step: int = 0) -> None:
         """Step the optimizers on the mean gradient, times `factor`, with these hyperparameters."""
+        means = self._means
+        if factor != 1.0:
+            means = {position: mean * factor for position, mean in means.items()}
         for group, positions, optimizer in self._optimizers:
             if groups is not None and group < len(groups):
                 optimizer.configure(groups[group])
-            means = [self._means[position] for position in positions]
-            if factor != 1.0:
-                means = [None if mean is None else mean * factor for mean in means]
             if self._whole:
-                optimizer.update_whole([mean for mean in means if mean is not None])
-            elif any(mean is not None for mean in means):
-                optimizer.update(means, [self._absent[position] for position in positions])
+                optimizer.update_whole([means[position] for position in positions])
+            else:
+                absent = [self._absent[position] for position in positions]
+                optimizer.update([means.get(position) for position in positions], absent)
         if self.average is not None:
             torch._foreach_lerp_(self._averages, self._masters, 1.0 - decay_at(self.average, step))
-        self._means = []
+        self._means = {}
         self._values = {}
 
     def live(self) -> list[torch.Tensor]:

@@ -63,7 +63,8 @@ class StopWanted(msgspec.Struct, frozen=True):
 # So many pushes fit into one life of a worker.
 _LIFE_BITS = 40
 
-Event: TypeAlias = Held | Arrived | Finished | Lost | CutWanted | CutWritten | StopWanted
+_OtherEvent: TypeAlias = Arrived | Finished | Lost | CutWanted | CutWritten | StopWanted
+Event: TypeAlias = Held | _OtherEvent
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Coordination:
 
     def on(self, event: Event) -> list[Decision]:
         """What follows from an event."""
-        decisions = self._decide(event)
+        decisions = self._held(event) if isinstance(event, Held) else self._decide(event)
         return decisions if self.cuts is None else self._with_cuts(self.cuts, decisions)
 
     def _with_cuts(self, cuts: Cuts, decisions: list[Decision]) -> list[Decision]:
@@ -107,10 +108,8 @@ class Coordination:
             result.append(Cut(self.admission.step))
         return result
 
-    def _decide(self, event: Event) -> list[Decision]:
+    def _decide(self, event: _OtherEvent) -> list[Decision]:
         match event:
-            case Held():
-                return self._held(event)
             case CutWanted():
                 if self.cuts is not None:
                     self.cuts.ask(self.admission.step)

@@ -133,6 +133,7 @@ class Arena:
     def __init__(self) -> None:
         self._region: Region | None = None
         self._news: int | None = None  # a descriptor that the peer has not been given yet
+        self.has_news = False
         self._last: list[torch.Tensor] = []  # what was laid last, where, and what of it had to be copied
         self._places: list[Placed] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -168,12 +169,13 @@ class Arena:
         if self._region is None or self._region.size < size:
             self.close()
             self._region, self._news = Region.create(size + _SLACK)
+            self.has_news = True
             self._last = []
         return self._region
 
     def take_news(self) -> int | None:
         """The descriptor of memory that the peer does not know yet; the caller passes it on and closes it."""
-        news, self._news = self._news, None
+        news, self._news, self.has_news = self._news, None, False
         return news
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class _Connection:
             if laid is not self._said[0]:
                 self._said = (laid, _encoder.encode(laid))
             places = self._said[1]
-        news = self._arena.take_news()
+        news = self._arena.take_news() if self._arena.has_news else None
         packet = _encoder.encode(_Envelope(header, msgspec.Raw(places), news is not None))
         descriptors = [] if news is None else [news]
         try:
