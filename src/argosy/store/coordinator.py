@@ -129,7 +129,7 @@ class Coordinator:
         if self.failure is None:
             self._core.cuts = None  # what is wrong may be in the parameters: what is saved stays as it is
             self.failure = JobOver(str(task), reason)
-            for worker in list(self.roster.awaited()):
+            for worker in self.roster.awaited():
                 self._tell(worker, self.failure)
 
     # --- registration -------------------------------------------------------------------------------------

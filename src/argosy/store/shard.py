@@ -16,7 +16,7 @@ from argosy.store.averages import decay_at
 from argosy.store.flat_optimizer import FlatOptimizer
 from argosy.store.layout import Layout, Piece
 from argosy.store.ranges import Range, complement, intersection, merged
-from argosy.store.sums import Gradient, Sums
+from argosy.store.sums import Gradient, Part, Sums
 from argosy.wire.protocol import Group, OptimizerSpec
 from argosy.wire.tensors import torch_dtype
 
@@ -151,10 +151,16 @@ class Shard:
             self._absent = self._nothing
             self._whole = True
             return
+        total = sum(weight for _, weight in parts)
+        self._whole = all(self.is_whole(gradient) for gradient, _ in parts)
+        if self._whole:  # as nearly always
+            whole: list[Part] = [(gradient, weight, ()) for gradient, weight in parts]
+            masters = enumerate(self._masters)
+            self._means = {place: self._sums.mean(place, m, whole, total, summed) for place, m in masters}
+            self._absent = self._nothing
+            return
         self._means = {}
         self._absent = []
-        self._whole = all(self.is_whole(gradient) for gradient, _ in parts)
-        total = sum(weight for _, weight in parts)
         for position, master in enumerate(self._masters):
             present = [
                 (gradient, weight, self._missing(position, gradient))

@@ -215,8 +215,10 @@ class SyncAdmission:
 
     def _take(self, push: Push) -> list[Decision]:
         """Count a gradient; where each worker counts once, the one of its earlier life makes way."""
-        earlier = [p for p in self._fresh if self._mode.distinct and p.worker == push.worker]
-        self._fresh = [*(part for part in self._fresh if part not in earlier), push.part]
+        earlier = [p for p in self._fresh if p.worker == push.worker] if self._mode.distinct else []
+        for part in earlier:
+            self._fresh.remove(part)
+        self._fresh.append(push.part)
         return [Forget(part.worker, part.seq) for part in earlier]
 
     def _run_ahead(self) -> Iterator[Decision]:
@@ -230,11 +232,11 @@ class SyncAdmission:
             return 0
         if self._mode.tokens is not None:
             return self._mode.tokens
-        return self._mode.tokens_needed(sum(1 for _ in self._roster.awaited()))
+        return self._mode.tokens_needed(len(self._roster.awaited()))
 
     def _quota(self) -> int:
         """How many gradients make this step: never more than can come."""
-        awaited = list(self._roster.awaited())
+        awaited = self._roster.awaited()
         turns = self._tokens() + 1
         possible = len(self._fresh) + sum(max(0, turns - self._turns.get(w, 0)) for w in awaited)
         wanted = self._mode.aggregate or (math.inf if self._mode.distinct else max(1, len(awaited)))

@@ -20,6 +20,7 @@ class Roster:
 
     def __init__(self, workers: int) -> None:
         self._presence = dict.fromkeys(range(workers), Presence.EXPECTED)
+        self._awaited = tuple(self._presence)
 
     def __getitem__(self, worker: int) -> Presence:
         return self._presence[worker]
@@ -29,19 +30,24 @@ class Roster:
 
     def arrive(self, worker: int) -> None:
         """A worker is here, for the first time or again."""
-        self._presence[worker] = Presence.PRESENT
+        self._stands(worker, Presence.PRESENT)
 
     def finish(self, worker: int) -> None:
         """A worker has said that it is done."""
-        self._presence[worker] = Presence.FINISHED
+        self._stands(worker, Presence.FINISHED)
 
     def lose(self, worker: int) -> None:
         """A worker is known to be gone."""
-        self._presence[worker] = Presence.GONE
+        self._stands(worker, Presence.GONE)
 
-    def awaited(self) -> Iterator[int]:
+    def _stands(self, worker: int, presence: Presence) -> None:
+        self._presence[worker] = presence
+        here = (Presence.EXPECTED, Presence.PRESENT)
+        self._awaited = tuple(w for w, p in self._presence.items() if p in here)
+
+    def awaited(self) -> tuple[int, ...]:
         """Those that still may push: a synchronous step counts on them."""
-        return (w for w, p in self._presence.items() if p in (Presence.EXPECTED, Presence.PRESENT))
+        return self._awaited
 
     def present(self) -> Iterator[int]:
         """Those that are here."""
@@ -53,4 +59,4 @@ class Roster:
 
     def everyone_left(self) -> bool:
         """Whether nobody is expected any more."""
-        return next(self.awaited(), None) is None
+        return not self._awaited
