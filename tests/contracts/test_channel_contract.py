@@ -124,6 +124,17 @@ def test_messages_grow_and_shrink(transport: Transport, connect: Connect) -> Non
         there_and_back(transport, channel, count, [torch.full((count,), float(count)), torch.ones(2)])
 
 
+def test_the_same_tensors_come_with_the_values_of_the_moment(transport: Transport, connect: Connect) -> None:
+    channel = connect()
+    tensors, larger = [torch.zeros(300_000), torch.zeros(2, 3).t()[:2].contiguous()], [torch.ones(900_000)]
+    for turn in range(6):
+        for tensor in tensors:
+            tensor.fill_(turn)
+        there_and_back(transport, channel, turn, tensors)
+        if turn == 3:
+            there_and_back(transport, channel, turn, larger)
+
+
 def test_a_long_header_comes_whole(transport: Transport, connect: Connect) -> None:
     channel = connect()
     names = tuple(f"layer{number}.running_mean" for number in range(20_000))

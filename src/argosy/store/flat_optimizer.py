@@ -15,6 +15,7 @@ import torch
 from argosy.errors import ConfigError
 from argosy.store.ranges import Range
 from argosy.store.rules import RULES, Run, Update
+from argosy.wire.large_pages import empty_like
 from argosy.wire.protocol import Group
 
 
@@ -31,7 +32,7 @@ class FlatOptimizer:
         self._blocks = list(blocks)
         firsts = self._rule.slots(self._values)
         # The whole of each slot; the runs have views of it.
-        self._slots = [{name: torch.full_like(b, first) for name, first in firsts.items()} for b in blocks]
+        self._slots = [{name: _full_like(b, first) for name, first in firsts.items()} for b in blocks]
         self._runs = [[self._run(number, 0, block.numel(), 0.0)] for number, block in enumerate(blocks)]
         self._whole: Update | None = None  # of all blocks, made when it is needed
 
@@ -70,7 +71,7 @@ class FlatOptimizer:
         slots = self._rule.slots(self._values)
         for number, kept in enumerate(self._slots):
             for name in slots.keys() - kept.keys():  # momentum was switched on, for example
-                kept[name] = torch.full_like(self._blocks[number], slots[name])
+                kept[name] = _full_like(self._blocks[number], slots[name])
                 for run in self._runs[number]:
                     run.slots[name] = kept[name][run.start : run.stop]
 
@@ -108,3 +109,7 @@ class FlatOptimizer:
             result += run.split([run.start, *inner, run.stop]) if inner else [run]
         self._runs[number] = result
         self._whole = None
+
+
+def _full_like(block: torch.Tensor, value: float) -> torch.Tensor:
+    return empty_like(block).fill_(value)

@@ -17,6 +17,7 @@ from argosy.store.flat_optimizer import FlatOptimizer
 from argosy.store.layout import Layout, Piece
 from argosy.store.ranges import Range, complement, intersection, merged
 from argosy.store.sums import Gradient, Part, Sums
+from argosy.wire.large_pages import empty_like
 from argosy.wire.protocol import Group, OptimizerSpec
 from argosy.wire.tensors import torch_dtype
 
@@ -67,15 +68,16 @@ class Shard:
             self._pieces.append(pieces[number])
             self._groups.append(block.group)
             self._dtypes.append(dtype)
-            self._masters.append(value.to(master, copy=True))
+            self._masters.append(empty_like(value.to(master)).copy_(value))
             self._nothing.append([])
             self._shortened |= master != dtype
             if self.average is not None:
-                self._averages.append(self._masters[-1].clone())
+                self._averages.append(empty_like(self._masters[-1]).copy_(self._masters[-1]))
         for group in sorted(set(self._groups[first:])):
             positions = [p for p in range(first, len(self._groups)) if self._groups[p] == group]
             masters = [self._masters[p] for p in positions]
-            self._optimizers.append((group, positions, FlatOptimizer(spec.name, spec.groups[group], masters)))
+            optimizer = FlatOptimizer(spec.name, spec.groups[group], masters)
+            self._optimizers.append((group, positions, optimizer))
         self._values = {}
 
     def _check(self, numbers: Sequence[int], layout: Layout, values: Sequence[torch.Tensor]) -> None:

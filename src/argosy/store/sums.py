@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from argosy.store.ranges import Range, complement
+from argosy.wire.large_pages import empty_like
 
 
 class Gradient(msgspec.Struct, frozen=True, eq=False):
@@ -88,5 +89,5 @@ class Sums:
 
     def _accumulator(self, position: int, master: torch.Tensor) -> torch.Tensor:
         if position not in self._blocks:
-            self._blocks[position] = torch.empty_like(master)
+            self._blocks[position] = empty_like(master)
         return self._blocks[position]

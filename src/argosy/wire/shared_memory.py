@@ -21,12 +21,12 @@ import torch
 
 from argosy.errors import WireError
 from argosy.wire.frames import ITEMSIZE, FrameSpec
+from argosy.wire.large_pages import LARGE, gather_shared, map_at, map_shared, whole_pages
 from argosy.wire.tensors import spec_of, torch_dtype
 
 _ALIGNMENT = 64
 # Beyond what is asked for: room for a model's small buffers, so that they do not need a new arena.
 _SLACK = 64 * 1024
-_MAP_FIXED = 0x10  # Python's mmap does not name it
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -42,17 +42,24 @@ class Region:
 
     def __init__(self, descriptor: int) -> None:
         self.size = os.fstat(descriptor).st_size
-        self._memory = mmap.mmap(descriptor, self.size)
+        self._memory, self._begin = map_shared(descriptor, self.size)
         self._tensors: dict[Placed, torch.Tensor] = {}
-        self.address = torch.frombuffer(self._memory, dtype=torch.uint8, count=1).data_ptr()
+        self.address = self._bytes(1).data_ptr()
 
     @classmethod
-    def create(cls, size: int) -> tuple[Region, int]:
-        """New memory of that size, and a descriptor to pass on and close."""
+    def create(cls, size: int, large_pages: bool = False) -> tuple[Region, int]:
+        """New memory of at least that size, and a descriptor to pass on and close.
+
+        `large_pages`: all of it will be used, again and again.
+        """
+        size = whole_pages(size) if large_pages else size
         descriptor = os.memfd_create("argosy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, max(size, mmap.PAGESIZE))
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return cls(descriptor), descriptor
+        region = cls(descriptor)
+        if large_pages and not region.size % LARGE:
+            gather_shared(descriptor, region._memory, region._begin, region.size)
+        return region, descriptor
 
     @classmethod
     def open(cls, descriptor: int) -> Region:
@@ -71,22 +78,19 @@ class Region:
     def make_private(self) -> None:
         """Keep a copy in the place of what others have too: tensors in it no longer change what they see."""
         saved = self.everything().clone()
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-        access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        if libc.mmap(self.address, self.size, access, kind, -1, 0) != self.address:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        map_at(self.address, self.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.everything().copy_(saved)
 
     def words(self, count: int) -> memoryview:
         """The first `count` numbers of 64 bits, which two processes may read and write without tearing."""
-        return memoryview(self._memory)[: 8 * count].cast("q")
+        return memoryview(self._memory)[self._begin : self._begin + 8 * count].cast("q")
 
     def everything(self) -> torch.Tensor:
         """All of it as bytes."""
-        return torch.frombuffer(self._memory, dtype=torch.uint8)
+        return self._bytes(self.size)
+
+    def _bytes(self, count: int) -> torch.Tensor:
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=count, offset=self._begin)
 
     def tensor(self, placed: Placed) -> torch.Tensor:
         """The tensor at a place, checked against the size of the memory; the same object every time."""
@@ -99,7 +103,8 @@ class Region:
         dtype = torch_dtype(frame.dtype)
         if not frame.count:
             return torch.empty(frame.shape, dtype=dtype)
-        flat = torch.frombuffer(self._memory, dtype=dtype, count=frame.count, offset=placed.offset)
+        offset = self._begin + placed.offset
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=frame.count, offset=offset)
         tensor = self._tensors[placed] = flat.view(frame.shape)
         return tensor
 
@@ -168,7 +173,7 @@ class Arena:
     def _require(self, size: int) -> Region:
         if self._region is None or self._region.size < size:
             self.close()
-            self._region, self._news = Region.create(size + _SLACK)
+            self._region, self._news = Region.create(size + _SLACK, large_pages=True)
             self.has_news = True
             self._last = []
         return self._region
