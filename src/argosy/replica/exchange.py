@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
 import torch
 from torch import nn
 
@@ -17,8 +18,7 @@ from argosy.replica.hyperparameters import take_groups
 from argosy.update.decisions import Status
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What became of a gradient.
 
     `status`: "applied"; "dropped", it came too late; "folded", it came late and went into the next step;

@@ -67,12 +67,14 @@ class Packing:
 
         Blocks in `done` are left as they are: their gradients have been copied before.
         """
-        gradients = [parameter.grad for parameter in self._parameters]
-        absent = tuple(number for number, gradient in enumerate(gradients) if gradient is None)
+        absent: set[int] = set()
         targets, sources = [], []
         for piece, whole, view in zip(self._pieces, self._whole, self._gradient_views, strict=True):
-            gradient = gradients[piece.parameter]
-            if gradient is None or piece.block in done:
+            gradient = self._parameters[piece.parameter].grad
+            if gradient is None:
+                absent.add(piece.parameter)
+                continue
+            if piece.block in done:
                 continue
             targets.append(view)
             sources.append(gradient if whole and not gradient.is_sparse else _part(gradient, piece, whole))
@@ -81,7 +83,7 @@ class Packing:
             self._pinned.wait()
         if scale != 1.0:
             torch._foreach_mul_(self._gradients, scale)
-        return dict(self._split_gradients), absent
+        return dict(self._split_gradients), tuple(sorted(absent))
 
     def pack_piece(self, parameter: int, block: int) -> None:
         """Copy what one parameter's gradient has in one block."""

@@ -259,7 +259,8 @@ class ServedExchange:
             )
         groups = self._hyperparameters.now()
         news = groups if groups != self._groups else None
-        self.give_state()
+        if self._cut:
+            self.give_state()
         wishes = tuple(self._wishes)
         self._wishes.clear()
         numbers = self._training.numbers()

@@ -217,16 +217,16 @@ class StoreClient:
             plain = msgspec.structs.replace(numbered, buffers=(), numbers={})
 
         def send(server: int, there: Collection[int] = ()) -> None:
-            header = numbered if server == 0 else plain
             if server and self._shares:  # the coordinator tells it
                 return
+            header = numbered if server == 0 else plain
             frames = tensors.get(server, ())
             if there:
                 header = msgspec.structs.replace(header, ahead=tuple(there))
                 frames = [tensor for place, tensor in enumerate(frames) if place not in there]
             self._channels[server].send(header, frames)
 
-        for server in range(len(self._channels)):
+        for server in range(1 if self._shares else len(self._channels)):
             send(server, ahead.get(server, ()))
         # The coordinator is the first to answer: to wait for the others before it saves a wake-up.
         answers = [self._await_verdict(server, send) for server in reversed(range(len(self._channels)))]
@@ -251,17 +251,12 @@ class StoreClient:
 
     # --- waiting ------------------------------------------------------------------------------------------
     def _await(self, server: int, kind: type[H], resend: Callable[[int], None] | None = None) -> Message[H]:
-        while (message := self._next(server, kind, resend)) is None:
-            self._check_connection(server)
-            self._channels[server].send(Ask(self._seq))
-            if server != 0:
-                self._channels[0].send(Ask(self._seq))
-        return message
-
-    def _next(self, server: int, kind: type[H], resend: Callable[[int], None] | None) -> Message[H] | None:
-        """The next message of a kind from a server, for a while; what else comes is dealt with."""
-        deadline = time.monotonic() + NOTICE_EVERY
-        while (left := deadline - time.monotonic()) > 0:
+        """The next message of a kind from a server; what else comes is dealt with."""
+        notice = time.monotonic() + NOTICE_EVERY
+        while True:
+            if (left := notice - time.monotonic()) <= 0:
+                self._ask_for_whom(server)
+                left, notice = NOTICE_EVERY, time.monotonic() + NOTICE_EVERY
             message = self._kept.pop() if server == 0 and self._kept else None
             message = message or self._channels[server].receive(min(left, 1.0))
             if message is None:
@@ -272,7 +267,13 @@ class StoreClient:
             if isinstance(message.header, kind):
                 return Message(message.header, message.tensors)
             self._heed(server, message.header, resend)
-        return None
+
+    def _ask_for_whom(self, server: int) -> None:
+        """It takes long: have those who may know say who is waited for, and whether the push is there."""
+        self._check_connection(server)
+        self._channels[server].send(Ask(self._seq))
+        if server != 0:
+            self._channels[0].send(Ask(self._seq))
 
     def _listen_to_coordinator(self, server: int) -> None:
         """Whoever waits for another server must hear of the end of the job, which the coordinator tells."""
