@@ -32,6 +32,7 @@ dataset = TensorDataset(torch.randn(500, 8, generator=numbers), torch.arange(500
 loader = replica.loader(dataset, 16, seed=5)
 saving = {"directory": directory, "save_every": 30, "state": {"scheduler": scheduler}}
 with replica.session(model, optimizer, last_step=last_step, average=0.9, **saving) as session:
+    print("begun", flush=True)
     for x, y in session.batches(loader):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x + 0.01 * torch.randn_like(x)), y).backward()
@@ -101,6 +102,7 @@ def test_alone_a_signal_saves_and_a_second_one_ends_at_once(jobs: Jobs, tmp_path
     assert 45 <= saved < 1000
     again = jobs.start("again", [script, tmp_path / "runs", 1000, 1000.0])  # a step that takes for ever
     again.until(f"goes on from step {saved}")
+    again.until("begun")  # from here on a signal is the session's business
     again.process.send_signal(signal.SIGINT)
     again.until("once more ends at once")
     again.process.send_signal(signal.SIGINT)
