@@ -73,7 +73,7 @@ class Carrier:
         self._early: list[tuple[int, int]] | None = None  # summed already; None: no order is sure
         self._first_groups: tuple[Group, ...] = ()
         self._held: dict[tuple[int, int], _HeldPush] = {}
-        self._slots: dict[int, Sequence[torch.Tensor]] = {}
+        self._slots: dict[int, Gradient] = {}  # where each worker's gradients lie
         self._given: dict[str, Sequence[torch.Tensor]] = {}  # an optimizer's state, until it is registered
         self._given_steps: Sequence[Sequence[tuple[int, int, float]]] = ()
         self._buckets: dict[int, tuple[int, dict[int, torch.Tensor]]] = {}  # sent ahead, for which push
@@ -115,19 +115,30 @@ class Carrier:
 
     def keep_slots(self, worker: int, slots: Sequence[torch.Tensor]) -> None:
         """The memory in which a worker's gradients for this server will lie."""
-        self._slots[worker] = self.shard.accept(slots, ()).blocks
+        self._slots[worker] = self.shard.accept(slots, ())
 
     def hold_shared(self, worker: int, request: PushRequest) -> None:
         """Keep a push that lies in a worker's slots."""
         if self._is_news(worker, request):
-            blocks = self._slots.get(worker, ()) if request.kind == "gradient" else ()
-            self._keep(worker, request, Gradient(blocks, frozenset(request.absent)), {})
+            self._keep(worker, request, self._in_slots(worker, request), {})
+
+    def _in_slots(self, worker: int, request: PushRequest) -> Gradient:
+        if request.kind != "gradient":
+            return _NOTHING.gradient
+        if (whole := self._slots.get(worker)) is None:
+            raise WireError(f"push: worker {worker} has not shown where its gradients lie")
+        if request.absent:
+            return msgspec.structs.replace(whole, absent=frozenset(request.absent))
+        return whole
 
     def hold(self, worker: int, message: Message[PushRequest]) -> bool:
         """Keep a push until its decision comes; False for one that was answered before, and is again."""
         header = message.header
         if not self._is_news(worker, header):
             return False
+        if header.shared and not message.tensors:
+            self._keep(worker, header, self._in_slots(worker, header), {})
+            return True
         blocks, buffers = message.tensors, self._buffers_of(message) if header.buffers else {}
         if buffers:
             blocks = blocks[: -len(buffers)]

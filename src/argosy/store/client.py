@@ -179,13 +179,14 @@ class StoreClient:
     def share(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
         """Show every server where its share of the gradients will lie, if all of them can see it.
 
-        From then on a push is one message, to the coordinator: what it orders finds the rest in its place.
+        From then on a push is one short message, to the coordinator: what it orders finds the gradients in
+        their place.
         """
         self._shares = False
         if len(self._channels) == 1 or not all(self.in_place):
             return
-        for server in range(1, len(self._channels)):
-            self._channels[server].send(Slots(), slots.get(server, ()))
+        for server, channel in enumerate(self._channels):
+            channel.send(Slots(), slots.get(server, ()))
             self._await(server, SlotsKept)
         self._shares = True
 
@@ -220,7 +221,8 @@ class StoreClient:
             if server and self._shares:  # the coordinator tells it
                 return
             header = numbered if server == 0 else plain
-            frames = tensors.get(server, ())
+            in_sight = self._shares and not header.buffers  # which have no place of their own
+            frames = () if in_sight else tensors.get(server, ())
             if there:
                 header = msgspec.structs.replace(header, ahead=tuple(there))
                 frames = [tensor for place, tensor in enumerate(frames) if place not in there]

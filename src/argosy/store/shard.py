@@ -128,7 +128,8 @@ class Shard:
                     f"block {position}: expected {expected} floats, got {tensor.numel()} of {tensor.dtype}"
                 )
         flat = [tensor if tensor.dim() == 1 else tensor.view(-1) for tensor in tensors]
-        return Gradient(flat, frozenset(absent))
+        exact = all(block.dtype == m.dtype for block, m in zip(flat, self._masters, strict=False))
+        return Gradient(flat, frozenset(absent), exact)
 
     @property
     def count(self) -> int:
@@ -147,8 +148,9 @@ class Shard:
         """The weighted mean of gradients, in the order given; a parameter that one lacks counts as zero."""
         summed = self._sums.begin(parts)
         if len(parts) == 1 and self.is_whole(parts[0][0]):  # asynchronous training
-            pairs = zip(parts[0][0].blocks, self._masters, strict=True)
-            blocks = [block if block.dtype == m.dtype else block.to(m.dtype) for block, m in pairs]
+            gradient = parts[0][0]
+            pairs = zip(gradient.blocks, self._masters, strict=True)
+            blocks = gradient.blocks if gradient.exact else [block.to(m.dtype) for block, m in pairs]
             self._means = dict(enumerate(blocks))
             self._absent = self._nothing
             self._whole = True

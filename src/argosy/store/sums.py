@@ -17,14 +17,18 @@ from argosy.wire.large_pages import empty_like
 
 
 class Gradient(msgspec.Struct, frozen=True, eq=False):
-    """A worker's gradient on this server: a tensor a block, and the parameters that have none."""
+    """A worker's gradient on this server: a tensor a block, and the parameters that have none.
+
+    `exact`: each block has its master's dtype.
+    """
 
     blocks: Sequence[torch.Tensor]
     absent: frozenset[int] = frozenset()
+    exact: bool = False
 
     def copy(self) -> Gradient:
         """The same in memory of its own."""
-        return Gradient([block.clone() for block in self.blocks], self.absent)
+        return Gradient([block.clone() for block in self.blocks], self.absent, self.exact)
 
 
 # A gradient, its weight, and the ranges of the block at hand in which it has nothing.

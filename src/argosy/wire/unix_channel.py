@@ -35,6 +35,7 @@ _PACKET = 64 * 1024
 _BUFFER = 4 * 2**20
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize * 4)
 _CREDENTIALS = struct.Struct("3i")
+_TIME = struct.Struct("@ll")  # a timeval
 # Plain numbers: used at every message, and enum arithmetic is slow.
 _CUT_SHORT = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -83,6 +84,9 @@ class _Connection:
         self._theirs: Region | None = None
         self._said: tuple[Sequence[Placed], bytes] = ((), _NO_PLACES)  # as I last sent them
         self._heard: tuple[bytes, Sequence[torch.Tensor]] = (_NO_PLACES, ())  # as they last came
+        # A packet goes through memory that stays: to have as much made for each costs more than the rest.
+        self._packet = bytearray(_PACKET)
+        self._packet_view = memoryview(self._packet)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
     def fileno(self) -> int:
@@ -119,9 +123,13 @@ class _Connection:
         os.write(descriptor, packet)
         return _encoder.encode(_Long(len(packet)))
 
-    def receive(self) -> Message[Header] | None:
-        """The message that is there to be read; None: the other end has hung up."""
-        packet, ancillary, flags, _ = self._sock.recvmsg(_PACKET, _ONE_FD, _CLOSE_ON_EXEC)
+    def receive(self, flags: int = 0) -> Message[Header] | None:
+        """The next message, waited for unless `flags` say otherwise; None: the other end has hung up.
+
+        Raises BlockingIOError if there is none in time.
+        """
+        size, ancillary, flags, _ = self._sock.recvmsg_into([self._packet], _ONE_FD, _CLOSE_ON_EXEC | flags)
+        packet = bytes(self._packet_view[:size])
         if packet and not ancillary and not flags & _CUT_SHORT:  # as nearly all are
             return self._decode(packet, [])
         descriptors = [
@@ -290,9 +298,9 @@ class UnixChannel:
         except OSError:
             sock.close()
             raise
+        self._sock = sock
         self._connection = _Connection(sock)
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._patience = 0.0  # the seconds after which the kernel ends a wait; 0: it does not
         self._lost_since: float | None = None
 
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
@@ -308,16 +316,26 @@ class UnixChannel:
 
     def receive(self, timeout: float) -> Message[Header] | None:
         """See `Channel`."""
-        if not self._poll.poll(max(0.0, timeout) * 1000):
-            return None
         try:
-            message = self._connection.receive()
+            message = self._connection.receive(self._wait_at_most(timeout))
+        except BlockingIOError:
+            return None
         except ConnectionResetError:
             message = None
         if message is None:
             self._lose()
             time.sleep(min(timeout, 0.1))  # nothing more will come: do not let a caller spin
         return message
+
+    def _wait_at_most(self, seconds: float) -> int:
+        """Have the kernel keep to a time limit, so that a wait is one system call; the flags for it."""
+        if seconds <= 0:
+            return _DO_NOT_WAIT
+        if seconds != self._patience:
+            self._patience = seconds
+            limit = _TIME.pack(int(seconds), max(1, int(seconds % 1 * 1e6)))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        return 0
 
     def _lose(self) -> None:
         if self._lost_since is None:
