@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -10,8 +11,12 @@ import torch
 
 def versions() -> dict[str, str]:
     """Of Argosy, torch and Python."""
+    return {"argosy": _mine(), "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+@cache  # it is looked for on the disk, while a server makes everybody wait
+def _mine() -> str:
     try:
-        mine = version("argosy")
+        return version("argosy")
     except PackageNotFoundError:  # run from a source tree that is not installed
-        mine = "0"
-    return {"argosy": mine, "torch": str(torch.__version__), "python": platform.python_version()}
+        return "0"

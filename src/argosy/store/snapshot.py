@@ -10,6 +10,7 @@ from argosy.checkpoint.safetensors import Entry
 from argosy.errors import ConfigError
 from argosy.store.layout import Layout, Piece
 from argosy.store.shard import BlockState, Shard
+from argosy.wire.large_pages import empty_like
 
 
 class Snapshot:
@@ -24,7 +25,7 @@ class Snapshot:
         for number, state in enumerate(shard.blocks()):
             for kind, tensor in state.tensors.items():
                 if (number, kind) not in self._copies:
-                    self._copies[number, kind] = torch.zeros_like(tensor)
+                    self._copies[number, kind] = empty_like(tensor).zero_()
 
     @torch.no_grad()
     def take(self, shard: Shard) -> None:
