@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -350,3 +351,25 @@ def one_large_batch(case: Case, workers: int) -> dict[str, Tensor]:
         F.mse_loss(model(torch.cat([p[0] for p in parts])), torch.cat([p[1] for p in parts])).backward()
         optimizer.step()
     return model.state_dict()
+
+
+class Masked(Net):
+    """With a buffer that takes more memory than all gradients, and may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(100_000, dtype=torch.float64))
+
+
+def change_the_mask(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step % 3 == 1:
+        model.get_buffer("mask").add_(1.0)
+
+
+@pytest.mark.parametrize("before_step", [Case().before_step, change_the_mask])
+@pytest.mark.parametrize("buffers", ["chief", "mean"])
+def test_large_buffers_do_not_hide_the_gradients_in_shared_memory(buffers: Any, before_step: Any) -> None:
+    case = Case(model=Masked, buffers=buffers, before_step=before_step, steps=12)
+    expected = reference(case, workers=2)
+    for state in train(case, workers=2, servers=2, lane="memory"):
+        assert_same(state, expected)

@@ -84,6 +84,7 @@ class StoreClient:
         self._seq = 0
         self._meetings = 0
         self._shares = False
+        self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self._kept: list[Message[Header]] = []  # the coordinator's answers that came before they were awaited
         self.closed = False
         hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
@@ -189,6 +190,14 @@ class StoreClient:
             channel.send(Slots(), slots.get(server, ()))
             self._await(server, SlotsKept)
         self._shares = True
+        self._in_sight = self._is_sent_in_place(0, slots.get(0, ()))
+
+    def _is_sent_in_place(self, server: int, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these lie where they are sent from: a larger message since may have moved that."""
+        from argosy.wire.tensors import spec_of
+
+        places = self.reserve(server, [spec_of(tensor) for tensor in tensors])
+        return [tensor.data_ptr() for tensor in tensors] == [place.data_ptr() for place in places]
 
     @property
     def in_place(self) -> list[bool]:
@@ -221,8 +230,9 @@ class StoreClient:
             if server and self._shares:  # the coordinator tells it
                 return
             header = numbered if server == 0 else plain
-            in_sight = self._shares and not header.buffers  # which have no place of their own
-            frames = () if in_sight else tensors.get(server, ())
+            # Buffers have no place of their own: they come after all of the gradient.
+            seen = self._shares and self._in_sight and not header.buffers
+            frames = () if seen else tensors.get(server, ())
             if there:
                 header = msgspec.structs.replace(header, ahead=tuple(there))
                 frames = [tensor for place, tensor in enumerate(frames) if place not in there]
