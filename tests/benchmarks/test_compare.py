@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.compare import KINDS, ROOT, launches, measure_pair
+from benchmarks.compare import KINDS, launches, measure_pair
+from benchmarks.running import ROOT
 
 
 def test_each_side_imports_its_own_tree(tmp_path: Path) -> None:
