@@ -110,6 +110,7 @@ class Run:
         self._processes: dict[Task, TaskProcess] = {}
         self._streams: dict[Task, list[Stream]] = {}
         self._began = time.monotonic()
+        self._complained = False
 
     def __enter__(self) -> Run:
         return self
@@ -128,7 +129,7 @@ class Run:
         """Start every task, on its core where it has one, and say so."""
         for plan in self._plans:
             task = plan.task
-            self.logs[task] = TaskLog(workspace.log_file(task))
+            self.logs[task] = TaskLog(workspace.log_file(task), self._complain)
             listener = ports.take_listener(task)
             try:
                 process = self._processes[task] = starter.start(plan, listener)
@@ -226,6 +227,12 @@ class Run:
                 continue
             for task in decision.tasks:
                 self._processes[task].send(decision.number)
+
+    def _complain(self, text: str) -> None:
+        """Once a job: what fills the disk for one task fills it for all."""
+        if not self._complained:
+            self._complained = True
+            self.screen.warn(f"argosy: {text}")
 
     def _relay(self, task: Task, is_error: bool, lines: list[bytes]) -> None:
         self.logs[task].write(lines, is_error)
