@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "errors",
         "events",
         "modes",
+        "cluster.launched",
         "cluster.settings",
         "replica",
         "hooks",

@@ -10,6 +10,7 @@
     ├── HookFailed         a hook raised an error; names the hook, with its error as the cause
     ├── CheckpointDamaged  a checkpoint that cannot be trusted; names the file
     ├── NotFinite          a gradient or a loss is NaN or infinite; names worker, step and parameter
+    ├── SaveFailed         the training is done, and its final state could not be saved
     └── WireError          bytes that are not a message of ours
 
 Each message is one line: what is wrong, where, what was expected, what came, and the remedy. The parts are
@@ -114,6 +115,20 @@ class NotFinite(ArgosyError):
         super().__init__(
             f"{task}, step {step}: expected {what} to be finite, got {value}; "
             'try a lower learning rate, clip_norm, or NanGuard(action="skip")'
+        )
+
+
+class SaveFailed(ArgosyError):
+    """The state at the end of a training, at `step`, is not saved in `directory`; the newest is `saved`."""
+
+    def __init__(self, step: int, directory: object, why: str, saved: int | None) -> None:
+        self.step = step
+        self.directory = str(directory)
+        self.saved = saved
+        left = "there is no checkpoint" if saved is None else f"the newest checkpoint is that of step {saved}"
+        super().__init__(
+            f"the final state, of step {step}, is NOT saved in {directory}: {why}; {left}; "
+            "make room and start again to train from there"
         )
 
 

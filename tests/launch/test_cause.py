@@ -65,6 +65,31 @@ def test_but_not_if_it_names_that_death() -> None:
     assert first_cause(failures, {W1: record(W1, 59.9, caused_by=W0)}) is failures[0]
 
 
+def test_a_death_that_the_job_survived_is_not_blamed_for_a_later_failure() -> None:
+    """Not even if all that followed name somebody else, who has not failed: a connection that broke."""
+    killed, lost, told = ended(W0, -9, 1.0), ended(W1, 1, 60.0), ended(PS, 1, 61.0)
+    records = {W1: record(W1, 59.9, caused_by=PS), PS: record(PS, 60.9, caused_by=W1)}
+    assert first_cause([killed, lost, told], records, survived=[killed]) is lost
+    second = ended(W1, -11, 60.0)
+    assert first_cause([killed, second], {}, survived=[killed]) is second
+
+
+def test_a_death_that_was_survived_is_the_cause_if_it_is_named_or_the_only_one() -> None:
+    killed, lost = ended(W0, -9, 1.0), ended(W1, 1, 60.0)
+    named = ErrorRecord(str(W1), 59.9, "lost", f"{W0} at 127.0.0.1:2222")
+    assert first_cause([killed, lost], {W1: named}, survived=[killed]) is killed
+    assert first_cause([killed], {}, survived=[killed]) is killed
+
+
+def test_between_a_killed_server_and_a_later_failure_the_server() -> None:
+    """Both ended the job of themselves; the server's death was not a worker's, which alone ends no job."""
+    killed, later = ended(PS, -9, 1.0), ended(W0, 1, 3.0)
+    assert first_cause([killed, later], {W0: record(W0, 2.0)}) is killed
+    assert first_cause([later, killed], {W0: record(W0, 2.0)}) is killed
+    earlier = record(W0, 0.5)
+    assert first_cause([killed, later], {W0: earlier}) is later
+
+
 def test_if_all_name_another_the_earliest() -> None:
     failures = [ended(W0, 1, 5.0), ended(W1, 1, 6.0)]
     records = {W0: record(W0, 4.5, caused_by=PS), W1: record(W1, 4.0, caused_by=PS)}

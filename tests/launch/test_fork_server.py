@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,6 +155,23 @@ def test_modules_beside_the_script_are_found_first(forking_launcher: Launcher) -
     done = forking_launcher.run("print('colorsys' in sys.modules); import colorsys; print(colorsys.mine)")
     assert done.lines("/job:worker/task:1") == ["True", "True"]
     assert done.errors == "imported\n"  # once
+
+
+def test_what_an_extension_checks_at_exit_is_freed(forking_launcher: Launcher) -> None:
+    """nanobind complains of what was not freed; such an object can but be looked for by its type."""
+    module = """
+    import os
+    class Function:
+        def __init__(self): self.itself = self  # only the collector frees it
+        def __del__(self): os.write(2, b"freed\\n")
+    Function.__module__ = "nanobind"
+    function = Function()
+    """
+    (forking_launcher.directory / "heavy.py").write_text(textwrap.dedent(module))
+    forking_launcher.preload = ("heavy",)
+    done = forking_launcher.run("import heavy")
+    assert done.process.returncode == 0
+    assert done.errors.count("freed") == 3, done.errors  # each task's own
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_draining_does_not_wait_for_others_who_hold_the_pipe() -> None:
 
 
 def test_a_log_holds_everything_and_remembers_errors(tmp_path: Path) -> None:
-    log = TaskLog(tmp_path / "worker-1.log")
+    log = TaskLog(tmp_path / "worker-1.log", pytest.fail)
     log.write([b"out"], is_error=False)
     log.write([b"err \xff"], is_error=True)
     log.close()
@@ -75,11 +75,13 @@ def test_a_log_holds_everything_and_remembers_errors(tmp_path: Path) -> None:
     assert log.errors == ["err �", "later"]
 
 
-def test_a_full_disk_costs_the_log_only() -> None:
-    log = TaskLog(Path("/dev/full"))
+def test_a_full_disk_costs_the_log_only_and_is_told_of() -> None:
+    told: list[str] = []
+    log = TaskLog(Path("/dev/full"), told.append)
     log.write([b"one"], is_error=True)
     log.write([b"two"], is_error=True)
     assert log.errors == ["one", "two"]
+    assert told == ["cannot write /dev/full: No space left on device; the rest of it is not kept"]
 
 
 def test_prefix() -> None:

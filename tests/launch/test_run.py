@@ -197,6 +197,65 @@ def test_a_worker_that_is_killed_takes_nobody_with_it(launcher: Launcher) -> Non
     assert re.search(r"\n/job:worker/task:1 was killed by SIGKILL \(pid \d+\)\n$", launch.text)
 
 
+def test_a_worker_that_was_survived_is_not_blamed_for_what_follows(launcher: Launcher) -> None:
+    launcher.keeps_logs = True
+    body = """
+    if (job, index) == ("worker", 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if job == "worker":
+        wait()
+        fail("lost /job:ps/task:0: its connection ended", caused_by="/job:ps/task:0 at 127.0.0.1:1")
+    hang()
+    """
+    launch = launcher.start(body, stderr=subprocess.STDOUT)
+    launch.until("/job:worker/task:1 was killed by SIGKILL", "the others go on\n")
+    launch.open_gate()
+    assert launch.finish() == 1
+    assert re.search(r"\n/job:worker/task:0 failed with exit code 1 \(pid \d+\):\nlost /job:ps", launch.text)
+
+
+def test_a_ring_ends_with_a_worker_that_is_killed(launcher: Launcher) -> None:
+    launcher.keeps_logs = True
+    body = """
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hang()
+    """
+    done = launcher.run(body, "--mode", "ring")
+    assert done.process.returncode == 137
+    assert "SIGKILL" in done.errors
+    assert "the others have 5 s to end" in done.errors
+    assert "go on" not in done.errors
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [((), 1), (("--ps", "2"), 1), (("--ps", "0", "--mode", "ring"), 0)]
+)
+def test_tasks_that_never_joined_are_named(launcher: Launcher, options: tuple[str, ...], code: int) -> None:
+    """Each trains on its own: with servers, which nobody used, that is not what was asked for."""
+    script = launcher.directory / "alone.py"
+    script.write_text("print('trained alone')")
+    command = [*launcher.command("--workers", "2", *options), str(script)]
+    done = subprocess.run(command, env=launcher.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    last = done.stderr.rstrip("\n").split("\n")[-1]
+    assert last.startswith("argosy: never joined: ")
+    assert last.endswith("each ran the script on its own: call argosy.join() in it")
+    servers = re.findall("/job:ps/task:[01]", last)
+    assert len(servers) == {(): 1, ("--ps", "2"): 2}.get(options, 0)
+    assert "/job:worker/task:0, /job:worker/task:1;" in last
+
+
+def test_who_did_not_join_is_named_beside_those_who_did(launcher: Launcher) -> None:
+    script = launcher.directory / "some.py"
+    script.write_text("import os\nif os.environ['ARGOSY_JOB_NAME'] == 'ps': import train\n")
+    launcher.script("")  # train.py, which joins
+    command = [*launcher.command(), str(script)]
+    done = subprocess.run(command, env=launcher.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "never joined: /job:worker/task:0, /job:worker/task:1; each" in done.stderr
+
+
 def test_a_server_that_is_killed_is_the_cause_of_what_follows(launcher: Launcher) -> None:
     launcher.keeps_logs = True
     body = """

@@ -16,6 +16,7 @@ from argosy.launch.supervise import (
     Say,
     Send,
     Supervisor,
+    Tell,
     Tick,
     exit_status,
     signal_name,
@@ -40,6 +41,10 @@ def sends(decisions: list[Decision]) -> list[Send]:
     return [decision for decision in decisions if isinstance(decision, Send)]
 
 
+def tells(decisions: list[Decision]) -> list[Tell]:
+    return [decision for decision in decisions if isinstance(decision, Tell)]
+
+
 def says(decisions: list[Decision]) -> str:
     return "\n".join(decision.text for decision in decisions if isinstance(decision, Say))
 
@@ -59,6 +64,17 @@ def test_a_worker_that_dies_takes_nobody_with_it(job: Supervisor) -> None:
     assert not sends(decisions)
     assert job.deadline is None
     assert [failure.task for failure in job.failures] == [W1]
+
+
+def test_a_ring_does_not_go_on_without_a_worker() -> None:
+    job = Supervisor([W0, W1], LIMITS, survives=False)
+    decisions = end(job, W1, -signal.SIGKILL, now=1)
+    assert "/job:worker/task:1 was killed by SIGKILL (pid 4242); the others have 5 s to end" in says(
+        decisions
+    )
+    assert "go on" not in says(decisions)
+    assert job.deadline == 1 + LIMITS.failure
+    assert job.survived == []
 
 
 def test_the_last_worker_may_die_if_another_finished(job: Supervisor) -> None:
@@ -103,6 +119,21 @@ def test_a_second_failure_does_not_prolong_the_grace(job: Supervisor) -> None:
 def test_a_worker_that_dies_while_the_job_ends_is_not_said_to_be_survived(job: Supervisor) -> None:
     end(job, W0, 1)
     assert "go on" not in says(end(job, W1, -signal.SIGKILL))
+
+
+def test_the_others_are_told_of_the_failure_that_ends_the_job_and_of_no_other(job: Supervisor) -> None:
+    assert not tells(end(job, W1, -signal.SIGKILL))
+    assert tells(end(job, W0, 1)) == [Tell(Ended(W0, 4242, 1, 0.0))]
+    assert not tells(end(job, PS0, 1))  # who follows is not told of
+    assert not tells(end(Supervisor([W0], LIMITS), W0, 1))  # nobody is left
+
+
+def test_which_deaths_the_job_has_survived(job: Supervisor) -> None:
+    end(job, W1, -signal.SIGKILL)
+    end(job, PS0, -signal.SIGKILL)
+    end(job, W0, -signal.SIGKILL)
+    assert [ended.task for ended in job.survived] == [W1]
+    assert [ended.task for ended in job.failures] == [W1, PS0, W0]
 
 
 def test_a_death_before_a_failure_is_kept(job: Supervisor) -> None:

@@ -56,6 +56,21 @@ def test_a_disk_that_is_full_is_told_of_once(tmp_path: Path, capsys: pytest.Capt
     assert line == f"argosy: cannot write {tmp_path / NAME}: No space left on device; the training goes on"
 
 
+def test_several_journals_of_one_folder_tell_it_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / NAME).symlink_to("/dev/full")
+    for kind in ("one", "two", "three"):
+        observe.record(tmp_path, kind)
+    assert capsys.readouterr().err.count("cannot write") == 1
+    (tmp_path / NAME).unlink()
+    observe.record(tmp_path, "there is room")
+    (tmp_path / NAME).unlink()
+    (tmp_path / NAME).symlink_to("/dev/full")
+    observe.record(tmp_path, "full again")
+    assert capsys.readouterr().err.count("cannot write") == 1
+
+
 def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     observe.record(tmp_path / "file" / "run", "one")

@@ -14,9 +14,9 @@ from saved_trainings import Tied, alone, same, training
 from torch import nn
 
 import argosy
-from argosy.checkpoint import folder
+from argosy.checkpoint import disk, folder
 from argosy.checkpoint.index import read
-from argosy.errors import ConfigError
+from argosy.errors import ConfigError, JobFailed, SaveFailed
 from argosy.hooks import Hook, SaveCheckpoint
 from argosy.modes import Async, Mode, Sync
 from argosy.replica.replica import Replica
@@ -174,13 +174,44 @@ def test_a_full_disk_does_not_end_the_training(
         def begin(self, session: Session) -> None:
             monkeypatch.setattr("argosy.checkpoint.disk.write", full)
 
-    finals = LocalCluster(2, 2, Sync()).run(training(6, [Fill()], directory=tmp_path, save_every=2))
+    outcome = LocalCluster(2, 2, Sync()).run_to_the_end(
+        training(6, [Fill()], directory=tmp_path, save_every=2)
+    )
+    finals = outcome.results
     assert same(finals[0], LocalCluster(2, 2, Sync()).run(training(6))[0])
     assert "CANNOT SAVE step" in (told := capsys.readouterr().err)
-    assert "No space left on device; training goes on" in told
+    assert "No space left on device; the checkpoints before it stay" in told
+    failure = outcome.errors["/job:ps/task:0"]
+    assert isinstance(failure, SaveFailed)
+    assert (failure.step, failure.saved, failure.directory) == (6, 2, str(tmp_path))
+    assert isinstance(outcome.errors["/job:ps/task:1"], JobFailed)
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == [".lock", "events.jsonl", "step-2"]
     assert argosy.load(tmp_path).keys() == finals[0].keys()
+
+
+@pytest.mark.parametrize("kind", ["alone", "servers"])
+def test_a_last_step_that_could_not_be_saved_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    create, tried = disk.create, list[Path]()
+
+    def full_once(path: Path) -> int:
+        if "step-6" in str(path) and path.suffix == ".safetensors":
+            tried.append(path)
+            if tried.count(path) == 1:
+                raise OSError(28, "No space left on device")
+        return create(path)
+
+    monkeypatch.setattr("argosy.checkpoint.disk.create", full_once)
+    program = training(6, directory=tmp_path, save_every=6)
+    if kind == "alone":
+        alone(program, monkeypatch)
+    else:
+        LocalCluster(1, 2, Sync()).run(program)
+    assert len(tried) == 2
+    assert "CANNOT SAVE step 6" in capsys.readouterr().err
+    assert (tmp_path / "step-6").is_dir()
 
 
 def test_another_model_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,12 +131,42 @@ def test_a_loader_of_the_users_own_is_left_alone() -> None:
     assert list(again.batches([[1], [2], [3]], 1, "leave", lambda: False)) == [[1], [2], [3]]
 
 
-def test_another_number_of_replicas_goes_on_at_the_same_place() -> None:
-    one = Loader(NUMBERS, 2, 7, 0, 2)
-    feed = Feed()
-    used = [feed.position for _ in feed.batches(one, 1, "leave", lambda: feed.position.batch == 4)]
-    assert len(used) == 4  # 16 samples of both replicas
-    again = Feed()
-    again.resume(saved(feed))
-    rest = [numbers(batch) for batch in again.batches(loaders(1)[0], 1, "leave", lambda: False)]
-    assert rest == epoch(loaders(1)[0])[4:]
+@pytest.mark.parametrize("epochs", [[1, 1, 1], [2, 1], [1, 0, 2]])
+def test_calls_one_after_the_other_see_what_one_call_sees(epochs: list[int]) -> None:
+    def run(calls: list[int]) -> list[list[int]]:
+        feed, loader = Feed(), loaders(1)[0]
+        return [numbers(b) for n in calls for b in feed.batches(loader, n, "leave", lambda: False)]
+
+    assert run(epochs) == run([3])
+
+
+def test_a_pass_that_is_broken_off_is_followed_by_the_next_one() -> None:
+    feed, loader = Feed(), loaders(1)[0]
+    for batch in feed.batches(loader, None, "leave", lambda: False):
+        assert numbers(batch) == epoch(loaders(1)[0])[0]
+        break
+    one = loaders(1)[0]
+    epoch(one)
+    assert [numbers(batch) for batch in feed.batches(loader, 1, "leave", lambda: False)] == epoch(one)
+
+
+@pytest.mark.parametrize(("size", "count", "used"), [(2, 3, 2), (4, 2, 2), (1, 4, 3), (12, 1, 1)])
+@pytest.mark.parametrize(("own_size", "own_count"), [(4, 1), (1, 2), (2, 2), (6, 2), (2, 3)])
+def test_another_number_of_replicas_goes_on_at_the_same_place(
+    size: int, count: int, used: int, own_size: int, own_count: int
+) -> None:
+    """The same samples are used and left, whoever deals them: 12 or 16 of 23 are used here."""
+    order = [number for batch in epoch(Loader(NUMBERS, 1, 7, 0, 1)) for number in batch]
+    left = []
+    for index in range(own_count):
+        before = Feed()
+        loader = Loader(NUMBERS, size, 7, index % count, count)
+        list(before.batches(loader, 1, "leave", lambda feed=before: feed.position.batch == used))  # type: ignore[misc]
+        again = Feed()
+        again.resume(saved(before))
+        own_loader = Loader(NUMBERS, own_size, 7, index, own_count)
+        left += [
+            number for b in again.batches(own_loader, 1, "leave", lambda: False) for number in numbers(b)
+        ]
+    whole = used * size * count // (own_size * own_count) * own_size * own_count
+    assert sorted(left) == sorted(order[whole:])

@@ -52,6 +52,19 @@ def test_one_that_is_asked_for_comes_after_the_next_step() -> None:
     assert not cuts.take(8)
 
 
+def test_what_could_not_be_saved_is_cut_once_more_at_the_end() -> None:
+    cuts = Cuts(5, 0)
+    assert cuts.take(5)
+    cuts.written()
+    assert cuts.take(10)
+    cuts.written(saved=False)
+    assert cuts.latest == 5
+    assert cuts.finish(10)
+    cuts.written(saved=False)
+    assert not cuts.finish(10)  # or a disk that stays full would be tried for ever
+    assert cuts.finish(11)
+
+
 def test_at_the_end_only_what_is_not_saved_is_cut() -> None:
     cuts = Cuts(5, 0)
     assert not cuts.finish(0)

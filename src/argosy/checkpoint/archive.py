@@ -17,17 +17,26 @@ import msgspec
 
 from argosy.checkpoint import folder
 from argosy.checkpoint.index import Index, ShardFile
+from argosy.errors import SaveFailed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cut: saved at `path`, or not, and why."""
+    """What became of a cut: saved at `path`; or not, and why, in the directory `path`."""
 
     step: int
     path: Path
     nbytes: int = 0
     seconds: float = 0.0
     error: str = ""
+
+    @property
+    def failure(self) -> SaveFailed | None:
+        """The error of a final save that failed, which nobody may miss."""
+        if not self.error:
+            return None
+        before = [each.step for each in folder.saved(self.path)]
+        return SaveFailed(self.step, self.path, self.error, max(before, default=None))
 
 
 class Archive:

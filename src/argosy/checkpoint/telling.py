@@ -25,7 +25,7 @@ class Teller:
             record(outcome.path, "not saved", step=outcome.step, error=outcome.error)
             say(
                 f"CANNOT SAVE step {outcome.step} in {outcome.path}: {outcome.error}; "
-                "training goes on, and the checkpoints before it stay"
+                "the checkpoints before it stay"
             )
             return
         record(outcome.path.parent, "saved", step=outcome.step, bytes=outcome.nbytes, seconds=outcome.seconds)

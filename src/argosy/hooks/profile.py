@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.hooks.hook import Hook
@@ -74,5 +76,18 @@ class Profile(Hook):
         profiler.stop()
         self._directory.mkdir(parents=True, exist_ok=True)
         name = f"worker{self._worker}-steps{self._first}-{self._step - 1}.json"
-        profiler.export_chrome_trace(str(self._directory / name))
-        say(f"trace of steps {self._first} to {self._step - 1} is in {self._directory / name}")
+        path = self._directory / name
+        profiler.export_chrome_trace(str(path))
+        if _is_whole(path):
+            say(f"trace of steps {self._first} to {self._step - 1} is in {path}")
+        else:
+            say(f"cannot write the trace {path}: only a part of it is there; is the disk full?")
+
+
+def _is_whole(path: Path) -> bool:
+    """The profiler does not say whether all that it wrote is there."""
+    try:
+        msgspec.json.decode(path.read_bytes(), type=msgspec.Raw)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return True

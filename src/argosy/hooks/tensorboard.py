@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argosy.errors import ConfigError
+from argosy.events import say
 from argosy.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -59,13 +61,23 @@ class TensorBoard(Hook):
             return
         if (progress := session.watch.look()) is not None:
             self._write(progress)
-        self._writer.close()
-        self._writer = None
+        self._close()
 
     def _write(self, progress: Progress) -> None:
-        for name, value in progress.scalars().items():
-            self._writer.add_scalar(name, value, progress.step, walltime=progress.time)
-        self._writer.flush()  # a training that fails later is not asked to close it
+        """A disk that is full costs the summaries and not the training."""
+        try:
+            for name, value in progress.scalars().items():
+                self._writer.add_scalar(name, value, progress.step, walltime=progress.time)
+            self._writer.flush()  # a training that fails later is not asked to close it
+        except OSError as error:
+            say(f"cannot write {self._writer.log_dir}: {error.strerror}; no more summaries are written")
+            self._close()
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):  # it has been told of
+                writer.close()
 
 
 def _writer(directory: Path, step: int) -> Any:

@@ -49,12 +49,17 @@ def read_record(path: Path) -> ErrorRecord | None:
         return None
 
 
-def first_cause(failures: Sequence[Ended], records: Mapping[Task, ErrorRecord]) -> Ended | None:
+def first_cause(
+    failures: Sequence[Ended], records: Mapping[Task, ErrorRecord], survived: Sequence[Ended] = ()
+) -> Ended | None:
     """The failure that the others followed from; `failures` in the order in which the tasks ended.
 
     First those that ended the job of themselves, then workers that died of a signal, which alone end no job,
-    then those that name another as their cause; among equals the earliest.
+    then those that name another as their cause; among equals the earliest. `survived`: those that the job
+    went on without; they count only if a later one names them, or if there is no other.
     """
+    named = {record.caused_by.partition(" ")[0] for record in records.values() if record.caused_by}
+    ended_it = [each for each in failures if each not in survived or str(each.task) in named]
 
     def order(failure: Ended) -> tuple[int, float]:
         record = records.get(failure.task)
@@ -63,7 +68,7 @@ def first_cause(failures: Sequence[Ended], records: Mapping[Task, ErrorRecord]) 
             return 2, moment
         return int(failure.died and failure.task.job == "worker"), moment
 
-    return min(failures, key=order, default=None)
+    return min(ended_it or failures, key=order, default=None)
 
 
 def report(cause: Ended, record: ErrorRecord | None, errors: Sequence[str], total: int) -> str:

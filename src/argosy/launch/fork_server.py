@@ -62,6 +62,7 @@ def _main() -> None:
         os._exit(0)
     from argosy.launch import forked
 
+    forked.free_at_exit_what_is_checked()
     forked.run_script(_serve(link, forked.arrive))
 
 

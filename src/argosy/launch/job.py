@@ -97,6 +97,11 @@ class JobSpec:
         return (*self.members, *evaluator, *((CLIENT,) if self.serve else ()))
 
     @property
+    def is_ring(self) -> bool:
+        """Whether no worker can be done without."""
+        return not self.serve and (self.servers == 0 or self.settings.get("mode") == "ring")
+
+    @property
     def command(self) -> tuple[str, ...]:
         """What Python is to run in each of them."""
         return (str(self.script), *self.args)

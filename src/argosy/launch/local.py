@@ -15,11 +15,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from argosy.cluster.launched import write_failure
 from argosy.cluster.spec import Task
-from argosy.errors import USAGE_EXIT_CODE
 from argosy.launch import cause
+from argosy.launch.conclude import conclude
 from argosy.launch.guard import Guard
-from argosy.launch.job import CLIENT, GRACE, JobSpec, TaskPlan, check, describe_cluster, plan_task
+from argosy.launch.job import CLIENT, JobSpec, TaskPlan, check, describe_cluster, plan_task
 from argosy.launch.lookout import Lookout
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
@@ -34,7 +35,9 @@ from argosy.launch.supervise import (
     Interrupted,
     Limits,
     Say,
+    Send,
     Supervisor,
+    Tell,
     Tick,
     count,
     exit_status,
@@ -75,13 +78,21 @@ def run(job: JobSpec) -> int:
                 return exit_status(-interrupt)
             lookout = Lookout(cluster, workspace.status_file)
             stack.callback(lookout.close)
-            with Run(plans, screen, signals, lookout, serve=job.serve, grace=job.grace) as live:
-                live.start(starter, ports, workspace, places)
+            supervisor = _supervisor(job)
+            with Run(plans, screen, signals, lookout, workspace, supervisor) as live:
+                live.start(starter, ports, places)
                 starter.close()
                 live.until_over()
-        code = _conclude(live, plans, workspace)
-        screen.flush(None if live.supervisor.interrupt is None else _LAST_FLUSH)
+        errors = {task: log.errors for task, log in live.logs.items()}
+        code = conclude(job, supervisor, workspace, errors, screen.warn)
+        screen.flush(None if supervisor.interrupt is None else _LAST_FLUSH)
         return code
+
+
+def _supervisor(job: JobSpec) -> Supervisor:
+    if job.serve:  # tasks that serve never end by themselves: they are ended with their client
+        return Supervisor(job.tasks, Limits(servers=0.0, interrupt=job.grace), CLIENT.job)
+    return Supervisor(job.tasks, Limits(interrupt=job.grace), survives=not job.is_ring)
 
 
 class Run:
@@ -93,23 +104,21 @@ class Run:
         screen: Screen,
         signals: Signals,
         lookout: Lookout,
-        *,
-        serve: bool = False,
-        grace: float = GRACE,
+        workspace: Workspace,
+        supervisor: Supervisor,
     ) -> None:
-        # Tasks that serve never end by themselves: they are ended with their client.
-        limits = Limits(servers=0.0, interrupt=grace) if serve else Limits(interrupt=grace)
-        leader = CLIENT.job if serve else "worker"
-        self.supervisor = Supervisor((plan.task for plan in plans), limits, leader)
+        self.supervisor = supervisor
         self.screen = screen
         self.logs: dict[Task, TaskLog] = {}
         self._plans = plans
         self._signals = signals
         self._lookout = lookout
+        self._workspace = workspace
         self._viewed: tuple[Progress | None, str, tuple[int, int], str] = (None, "", (0, 0), "")
         self._processes: dict[Task, TaskProcess] = {}
         self._streams: dict[Task, list[Stream]] = {}
         self._began = time.monotonic()
+        self._complained = False
 
     def __enter__(self) -> Run:
         return self
@@ -124,11 +133,11 @@ class Run:
         for log in self.logs.values():
             log.close()
 
-    def start(self, starter: Starter, ports: Ports, workspace: Workspace, places: Mapping[Task, int]) -> None:
+    def start(self, starter: Starter, ports: Ports, places: Mapping[Task, int]) -> None:
         """Start every task, on its core where it has one, and say so."""
         for plan in self._plans:
             task = plan.task
-            self.logs[task] = TaskLog(workspace.log_file(task))
+            self.logs[task] = TaskLog(self._workspace.log_file(task), self._complain)
             listener = ports.take_listener(task)
             try:
                 process = self._processes[task] = starter.start(plan, listener)
@@ -221,33 +230,33 @@ class Run:
 
     def _decide(self, event: Event) -> None:
         for decision in self.supervisor.on(event, time.monotonic()):
-            if isinstance(decision, Say):
-                self.screen.warn(f"argosy: {decision.text}")
-                continue
-            for task in decision.tasks:
-                self._processes[task].send(decision.number)
+            match decision:
+                case Say(text):
+                    self.screen.warn(f"argosy: {text}")
+                case Tell(failure):
+                    self._tell(failure)
+                case Send(tasks, number):
+                    for task in tasks:
+                        self._processes[task].send(number)
+
+    def _tell(self, failure: Ended) -> None:
+        """A task that failed early could tell nobody: those who wait for it look for our word."""
+        record = cause.read_record(self._workspace.error_file(failure.task))
+        reason = failure.how if record is None else record.message
+        try:
+            write_failure(self._workspace.failure_file, str(failure.task), reason)
+        except OSError as error:
+            self._complain(f"cannot write {self._workspace.failure_file}: {error.strerror}")
+
+    def _complain(self, text: str) -> None:
+        """Once a job: what fills the disk for one task fills it for all."""
+        if not self._complained:
+            self._complained = True
+            self.screen.warn(f"argosy: {text}")
 
     def _relay(self, task: Task, is_error: bool, lines: list[bytes]) -> None:
         self.logs[task].write(lines, is_error)
         self.screen.relay(task, lines, is_error)
-
-
-def _conclude(live: Run, plans: Sequence[TaskPlan], workspace: Workspace) -> int:
-    """Say what failed first, last; the exit code of the job."""
-    supervisor = live.supervisor
-    if supervisor.interrupt is not None:
-        return exit_status(-supervisor.interrupt)
-    records = {plan.task: found for plan in plans if (found := cause.read_record(plan.error_file))}
-    first = cause.first_cause(supervisor.failures, records)
-    if first is None:
-        return int(supervisor.given_up)
-    record = records.get(first.task)
-    if first.code != USAGE_EXIT_CODE:
-        workspace.keep_logs = True
-    if workspace.keep_logs:
-        live.screen.warn(f"argosy: logs of every task are in {workspace.logs}")
-    live.screen.warn(cause.report(first, record, live.logs[first.task].errors, len(supervisor.failures)))
-    return exit_status(first.code)
 
 
 def _fill_standard_streams() -> None:

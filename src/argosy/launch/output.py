@@ -94,19 +94,24 @@ class Stream:
 class TaskLog:
     """A task's log file, and the last of its errors in memory, for the report of a failure."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+        self._path = path
+        self._complain = complain
         self._file: IO[bytes] | None = path.open("wb", buffering=0)
         self._errors: deque[bytes] = deque(maxlen=_TAIL_LINES)
 
     def write(self, lines: list[bytes], is_error: bool) -> None:
-        """Append lines; a disk that is full costs the log and not the job."""
+        """Append lines; a disk that is full costs the log and not the job, and is told of."""
         if is_error:
             self._errors.extend(lines)
         if self._file is not None:
+            data = b"".join(line + b"\n" for line in lines)
             try:
-                self._file.write(b"".join(line + b"\n" for line in lines))
-            except OSError:
+                while data:  # of a disk that is nearly full, only the next write says so
+                    data = data[self._file.write(data) :]
+            except OSError as error:
                 self.close()
+                self._complain(f"cannot write {self._path}: {error.strerror}; the rest of it is not kept")
 
     @property
     def errors(self) -> list[str]:

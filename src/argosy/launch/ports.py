@@ -16,18 +16,18 @@ _BACKLOG = 1024
 
 
 class Ports:
-    """A bound socket a task. That of a task others connect to, a server or the first worker of a ring without
-    servers, listens already, so that nobody who connects early is refused.
+    """A bound socket a task. That of a server listens already, so that nobody who connects early is refused.
+    The first worker of a ring without servers listens itself: who is accepted there waits for its answer.
     """
 
     def __init__(self, tasks: Sequence[Task], listens: Callable[[Task], bool] | None = None) -> None:
         servers = {task for task in tasks if task.job == "ps"}
-        listening = servers or {task for task in tasks[:1] if len(tasks) > 1}
-        self._listening = listening if listens is None else {task for task in tasks if listens(task)}
+        listening = servers if listens is None else {task for task in tasks if listens(task)}
+        self._handed = listening or {task for task in tasks[:1] if len(tasks) > 1}
         self._sockets: dict[Task, socket.socket] = {}
         try:
             for task in tasks:
-                self._sockets[task] = _bind(listen=task in self._listening)
+                self._sockets[task] = _bind(listen=task in listening)
         except OSError:
             self.close()
             raise
@@ -38,11 +38,11 @@ class Ports:
         return {task: Address(*bound.getsockname()) for task, bound in self._sockets.items()}
 
     def take_listener(self, task: Task) -> socket.socket | None:
-        """A listening socket, for the caller to pass on and close; None for a task that does not listen.
+        """A task's socket, for the caller to pass on and close; None for one that nobody connects to.
 
         The launcher must not keep it: a connection to a dead server would be accepted by nobody, in silence.
         """
-        return self._sockets.pop(task) if task in self._listening else None
+        return self._sockets.pop(task) if task in self._handed else None
 
     def close(self) -> None:
         """Release what was not taken."""

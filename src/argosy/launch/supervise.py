@@ -66,7 +66,14 @@ class Send:
     number: int
 
 
-Decision = Say | Send
+@dataclass(frozen=True)
+class Tell:
+    """Let every task know that this one has failed, and the job with it."""
+
+    failure: Ended
+
+
+Decision = Say | Send | Tell
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,19 @@ class _Rung(enum.Enum):
 class Supervisor:
     """The state of a job: who runs, who failed and when, and the next deadline."""
 
-    def __init__(self, tasks: Iterable[Task], limits: Limits | None = None, leader: str = "worker") -> None:
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        limits: Limits | None = None,
+        leader: str = "worker",
+        survives: bool = True,
+    ) -> None:
         # The job whose tasks the others are there for.
         self._leader = leader
+        self._survives = survives  # whether the others go on without a worker that was killed; not in a ring
         self.running = set(tasks)
         self.failures: list[Ended] = []
+        self.survived: list[Ended] = []  # those of them that did not end the job
         self.interrupt: int | None = None
         self.given_up = False
         self.deadline: float | None = None
@@ -138,13 +153,19 @@ class Supervisor:
         what = f"{ended.task} {ended.how} (pid {ended.pid})"
         if self._failing:
             return [Say(what)]
-        can_do_without = ended.task.job == "worker" if self._leader == "worker" else self._serves(ended.task)
-        if ended.died and can_do_without and (self._worker_finished or self._workers()):
+        if ended.died and self._can_do_without(ended.task) and (self._worker_finished or self._workers()):
+            self.survived.append(ended)
             return [Say(f"{what}; the others go on")]
         self._failing = True
         self._plan(_Rung.TERMINATE, now + self._limits.failure)
-        others = f"; the others have {self._limits.failure:.0f} s to end" if self.running else ""
-        return [Say(what + others)]
+        if not self.running:
+            return [Say(what)]
+        return [Say(f"{what}; the others have {self._limits.failure:.0f} s to end"), Tell(ended)]
+
+    def _can_do_without(self, task: Task) -> bool:
+        if self._leader != "worker":
+            return self._serves(task)
+        return self._survives and task.job == "worker"
 
     def _on_interrupt(self, number: int, now: float) -> list[Decision]:
         if self.interrupt is not None:

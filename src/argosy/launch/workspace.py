@@ -10,6 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from argosy.cluster.launched import failure_file
 from argosy.cluster.spec import Task
 from argosy.errors import ConfigError
 from argosy.launch.guard import Guard
@@ -41,6 +42,11 @@ class Workspace:
     def status_file(self) -> Path:
         """Where the chief of a job without servers says how it stands."""
         return self._errors / STATUS_NAME
+
+    @property
+    def failure_file(self) -> Path:
+        """Where tasks that wait look for the launcher's word of a failure."""
+        return failure_file(self._errors / STATUS_NAME)
 
     def log_file(self, task: Task) -> Path:
         """Where its output goes."""

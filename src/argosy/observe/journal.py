@@ -18,6 +18,8 @@ import msgspec
 from argosy.events import say
 
 NAME = "events.jsonl"
+# Journals that could not be written to when last tried: a disk that stays full is told of once a process.
+_unwritable: set[Path] = set()
 
 
 def record(directory: str | os.PathLike[str], kind: str, /, **fields: Any) -> None:
@@ -40,7 +42,6 @@ class Journal:
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._torn = False
-        self._complained = False
 
     def record(self, kind: str, /, **fields: Any) -> None:
         """Append an event, with the time. See `argosy.observe.record`."""
@@ -49,11 +50,10 @@ class Journal:
         with self._lock:
             try:
                 self._append(line)
-                self._complained = False
+                _unwritable.discard(self.path)
             except OSError as error:
-                self._torn = True
-                if not self._complained:  # once for a disk that stays full
-                    self._complained = True
+                if self.path not in _unwritable:
+                    _unwritable.add(self.path)
                     say(f"cannot write {self.path}: {error.strerror}; the training goes on")
 
     def _append(self, line: bytes) -> None:
@@ -62,7 +62,10 @@ class Journal:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._torn = not _ends_whole(self._descriptor)
         data = b"\n" + line if self._torn else line
-        self._torn = os.write(self._descriptor, data) < len(data)
+        self._torn = True
+        while data:  # of a disk that is nearly full, only the next write says so
+            data = data[os.write(self._descriptor, data) :]
+        self._torn = False
 
     def close(self) -> None:
         """Done; a later `record` opens it again."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from argosy.errors import ArgosyError
+from argosy.events import say
 from argosy.observe.journal import Journal
 from argosy.observe.progress import Progress, Speedometer
 from argosy.wire.status import JobStatus
@@ -54,6 +54,7 @@ class Watch:
         # Looks by number: which was asked for, which has begun, which is done.
         self._wanted = self._begun = self._done = 0
         self._ending = False
+        self._complained = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -106,7 +107,7 @@ class Watch:
         if status is None:
             return
         if self._status_file is not None:
-            _publish(status, self._status_file)
+            self._publish(status, self._status_file)
         before, now = self.latest, self._speedometer.read(status, time.time())
         self.latest = now
         if self._journal is None:
@@ -118,13 +119,18 @@ class Watch:
         if before is None or _differs(before, now):
             self._journal.record("progress", **now.event())
 
-
-def _publish(status: JobStatus, path: Path) -> None:
-    """For a launcher on this host that has no server to ask; it reads the whole of it or the one before."""
-    with suppress(OSError):  # it has gone, and its folder with it
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(status))
-        fresh.replace(path)
+    def _publish(self, status: JobStatus, path: Path) -> None:
+        """For a launcher on this host that has no server to ask; it reads all of it or the one before."""
+        try:
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(msgspec.json.encode(status))
+            fresh.replace(path)
+        except FileNotFoundError:
+            """The launcher has gone, and its folder with it."""
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                say(f"cannot write {path}: {error.strerror}; the launcher shows no progress")
 
 
 def _differs(before: Progress, now: Progress) -> bool:

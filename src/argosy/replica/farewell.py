@@ -41,8 +41,11 @@ def write_record(task: Task, error: BaseException) -> None:
         "traceback": "" if brief else "".join(traceback.format_exception(error)),
     }
     whole = Path(f"{path}.{os.getpid()}")
-    whole.write_text(json.dumps(record), encoding="utf-8")
-    whole.replace(path)
+    try:
+        whole.write_text(json.dumps(record), encoding="utf-8")
+        whole.replace(path)
+    except OSError as problem:  # the launcher then goes by what was printed
+        say(f"cannot write {whole}: {problem.strerror}")
 
 
 def install(task: Task, leave: Callable[[], None], fail: Callable[[str], None]) -> None:

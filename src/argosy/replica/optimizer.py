@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from argosy.errors import ConfigError
+from argosy.errors import ConfigError, SaveFailed
 from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
 
 
@@ -140,8 +140,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.verdict
 
     def finish(self) -> None:
-        """Get the final parameters, in memory of their own: called by the session."""
-        self.verdict = self._exchange.finish()
+        """Get the final parameters, in memory of their own: called by the session. SaveFailed comes last."""
+        try:
+            self.verdict = self._exchange.finish()
+        except SaveFailed:
+            self._exchange.release()  # the training is done all the same
+            raise
         self._exchange.release()
 
     def state_dict(self) -> dict[str, Any]:

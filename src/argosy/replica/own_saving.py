@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from argosy.checkpoint.archive import Archive
+from argosy.checkpoint.archive import Archive, Outcome
 from argosy.checkpoint.index import Index
 from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.shard_writer import ShardWriter
@@ -32,6 +32,7 @@ class OwnSaving:
         self._keeping = keeping
         self._teller = Teller()
         self._replicas: dict[int, bytes] | None = None  # each replica's own state at the latest cut
+        self._latest: Outcome | None = None
         self.restored: Path | None = None  # what the training goes on from
 
     def begin(self) -> tuple[Resumed, dict[int, bytes]]:
@@ -106,15 +107,22 @@ class OwnSaving:
         if self._archive.complete and self._replicas is not None:
             self._archive.publish(self._replicas)
         if (outcome := self._archive.poll()) is not None:
+            self._latest = outcome
             self._teller.tell(outcome)
-            self.cuts.written()
+            self.cuts.written(saved=not outcome.error)
 
     def finish(self, step: int, states: dict[int, bytes]) -> None:
-        """Save the final state, unless it is, and wait for it."""
+        """Save the final state, unless it is, and wait for it. Raises SaveFailed."""
         self.settle(states)
         if self.cuts.finish(step):
             self._cut(step)
             self.settle(states)
+        self.check()
+
+    def check(self) -> None:
+        """Raise SaveFailed if the latest save failed: at the end, when no other follows."""
+        if self._latest is not None and (failure := self._latest.failure) is not None:
+            raise failure
 
     def settle(self, states: dict[int, bytes] | None = None) -> None:
         """Wait until all is written; `states`: for a cut that still waits for them."""

@@ -12,6 +12,7 @@ import msgspec
 
 from argosy.cluster.cores import share_cores
 from argosy.cluster.discover import EVALUATOR, Identity, discover, take_flags
+from argosy.cluster.launched import mark_joined
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
@@ -54,6 +55,7 @@ def join(
     is a cluster of one. In a ps task it serves until the job is done, and then the process exits.
     """
     farewell.install(Task("task", 0), lambda: None, lambda reason: None)
+    mark_joined()
     words, rest = take_flags(sys.argv[1:])
     if job_name is not None:
         words["job_name"] = job_name

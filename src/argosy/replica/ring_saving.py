@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 
 from argosy.checkpoint import disk
+from argosy.checkpoint.archive import describe
 from argosy.checkpoint.reading import Checkpoint
 from argosy.errors import CheckpointDamaged, ConfigError
+from argosy.events import say
 from argosy.modes import Ring
 from argosy.replica.exchange import Keeping, Resumed, Training
 from argosy.replica.own_saving import OwnSaving
@@ -93,7 +95,10 @@ class RingSaving:
             return
         self._mine = self._mine or state()
         if self._saving is None:
-            self._write(f"state-{self._cut}-{self._rank}", self._mine)
+            try:
+                self._write(f"state-{self._cut}-{self._rank}", self._mine)
+            except OSError as error:  # a full disk does not end a training
+                say(f"CANNOT SAVE this worker's own state at step {self._cut}: {describe(error)}")
             self._cut = None
             return
         states = self._collected(self._cut)
@@ -114,8 +119,14 @@ class RingSaving:
     # --- what the chief wants of all ----------------------------------------------------------------------
     def wish(self, what: str, step: int) -> None:
         """Save, or stop, after the step after the next."""
-        if self._saving is not None:
+        if self._saving is None:
+            return
+        try:
             self._write(what, str(step + 2).encode())
+        except OSError as error:
+            if what != "save":
+                raise
+            say(f"CANNOT SAVE step {step + 2} in {self._keeping.directory}: {describe(error)}")
 
     def stops_at(self) -> int | None:
         """The step after which all stop, if the chief has said one."""
@@ -134,7 +145,7 @@ class RingSaving:
 
     # --- the end ------------------------------------------------------------------------------------------
     def finish(self, step: int, state: Callable[[], bytes]) -> None:
-        """The chief saves the final state, unless it is saved."""
+        """The chief saves the final state, unless it is saved. Raises SaveFailed there."""
         if self._saving is None:
             if self._cut is None:
                 self._cut, self._mine = step, b""
@@ -147,6 +158,7 @@ class RingSaving:
             self._cut, self._mine, self._until = step, b"", time.monotonic() + _STATES_WITHIN
             self._wait_for_states(state)
             self._saving.settle()
+        self._saving.check()
 
     def _wait_for_states(self, state: Callable[[], bytes]) -> None:
         while self._cut is not None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from argosy.cluster.cores import obey_threads, share_cores
+from argosy.cluster.launched import mark_joined
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
@@ -72,6 +73,7 @@ class Server:
         trains: bool = True,
         listen_fd: int | None = None,
     ) -> None:
+        mark_joined()
         self._cluster = cluster if isinstance(cluster, ClusterSpec) else ClusterSpec(cluster)
         self._task = self._cluster.require(Task(job_name, task_index))
         self._trains = trains and job_name == "ps" and self._cluster.count("worker") > 0

@@ -19,12 +19,15 @@ from datetime import timedelta
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
+from argosy.cluster.launched import raise_failure_elsewhere
 from argosy.errors import ConfigError, TaskLost, WaitTimeout
 from argosy.events import say_waiting
 from argosy.ring.board import WORDS, Board
 from argosy.wire.shared_memory import Region
 
 _NOTICE_EVERY = 5.0
+# How often it is looked whether the rank that is waited for will never come, in seconds.
+_LOOK_EVERY = 0.5
 _CREDENTIALS = struct.Struct("3i")
 _HELLO = struct.Struct("q")
 # The kernel passes on at most 253 descriptors at once: the memory, and two for each rank.
@@ -65,9 +68,10 @@ class Mailbox:
     def get(self, key: str, of: int) -> bytes:
         """What the rank `of` publishes under this key, waiting for it."""
         began = time.monotonic()
+        notice = _NOTICE_EVERY
         while True:
             passed = time.monotonic() - began
-            patience = min(_NOTICE_EVERY, max(0.01, self._timeout - passed))
+            patience = min(_LOOK_EVERY, max(0.01, self._timeout - passed))
             try:
                 self._store.wait([key], timedelta(seconds=patience))
                 return bytes(self._store.get(key))
@@ -75,7 +79,10 @@ class Mailbox:
                 passed = time.monotonic() - began
                 if passed >= self._timeout:
                     raise WaitTimeout("the ring is not complete", [self._names[of]], passed) from None
-                say_waiting(self._names[of], passed)
+                raise_failure_elsewhere()
+                if passed >= notice:
+                    notice += _NOTICE_EVERY
+                    say_waiting(self._names[of], passed)
             except RuntimeError as error:
                 raise self._lost(error) from None
 

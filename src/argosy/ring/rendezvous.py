@@ -13,43 +13,42 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from argosy.cluster.launched import raise_failure_elsewhere
 from argosy.cluster.spec import Address
 from argosy.errors import ConfigError, WaitTimeout
 from argosy.events import say_waiting
 
 _NOTICE_EVERY = 5.0
-_RETRY = 0.1
+_RETRY = 0.02
 _BACKLOG = 1024
 
 
 def host_store(bind: Address, handed: int | None, timeout: float) -> Store:
-    """Worker 0's part: serve the store at an address, or on a socket that listens there already."""
-    if handed is None:
-        listening = _listen(bind)
-        handed = listening.detach()
+    """Worker 0's part: serve the store at an address, or on a socket that is bound there already."""
+    listening = _bind(bind) if handed is None else socket.socket(fileno=handed)
+    listening.listen(_BACKLOG)
     return TCPStore(
         bind.host,
         bind.port,
         is_master=True,
         timeout=timedelta(seconds=timeout),
         wait_for_workers=False,
-        master_listen_fd=handed,
+        master_listen_fd=listening.detach(),
     )
 
 
-def _listen(bind: Address) -> socket.socket:
+def _bind(bind: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in bind.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((bind.host, bind.port))
-        listening.listen(_BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((bind.host, bind.port))
     except OSError as error:
-        listening.close()
+        bound.close()
         raise ConfigError(
             "address of /job:worker/task:0", "an address of this machine that is free", f"{bind} ({error})"
         ) from None
-    return listening
+    return bound
 
 
 def join_store(address: Address, chief: str, timeout: float) -> Store:
@@ -57,6 +56,7 @@ def join_store(address: Address, chief: str, timeout: float) -> Store:
     began = time.monotonic()
     notice = began + _NOTICE_EVERY
     while not _answers(address):
+        raise_failure_elsewhere()
         now = time.monotonic()
         if now - began > timeout:
             raise WaitTimeout("the ring is not complete", [f"{chief} at {address}"], now - began)

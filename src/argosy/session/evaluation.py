@@ -14,6 +14,7 @@ from torch import nn
 
 from argosy.checkpoint import folder
 from argosy.checkpoint.reading import load
+from argosy.cluster.launched import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.errors import CheckpointDamaged, ConfigError, WaitTimeout
 from argosy.events import say, say_waiting
@@ -78,6 +79,7 @@ class EvaluatorSession(Session):
             if over and (running or self._step):
                 return
             running |= not over
+            raise_failure_elsewhere()
             if not running:
                 self._wait_for_job(started)
             time.sleep(_LOOK_EVERY)

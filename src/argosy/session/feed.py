@@ -21,7 +21,7 @@ class Feed:
         self.position = Position()
         self.pass_random: Random | None = None
         self._calls = 0
-        self._passes = 0
+        self._passes = 0  # that have begun, in all calls
         self._resumed: Position | None = None
         self._skipped_from: Random | None = None
 
@@ -46,6 +46,7 @@ class Feed:
         while (epochs is None or epoch < epochs) and not should_stop():
             self.position = Position(call, epoch, skipped, self._passes, *_shape(loader))
             iterator = self._begin(loader, skipped, resuming)
+            self._passes += 1  # also if it is broken off: another call must not see the same order again
             empty = not skipped
             while not should_stop():
                 try:
@@ -58,8 +59,6 @@ class Feed:
             if should_stop() or empty or iterator is loader:
                 return
             epoch, skipped = epoch + 1, 0
-            self._passes += 1
-        self._passes += 1
 
     def _first(self, call: int, loader: Iterable[Any], resuming: Resuming) -> Position | None:
         """Where this call begins; None if it had ended before."""

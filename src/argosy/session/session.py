@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from argosy.cluster.settings import STATUS_FILE
-from argosy.errors import ConfigError
+from argosy.errors import ConfigError, SaveFailed
 from argosy.events import say
 from argosy.hooks.hook import Hook, Hooks
 from argosy.hooks.log_steps import LogSteps
@@ -105,6 +105,8 @@ class Session:
             self.optimizer.finish()
         except BaseException as late:
             self._watching.end(late)
+            if isinstance(late, SaveFailed):  # what is wrong is the disk: nobody else's training ends for it
+                self.replica.leave()
             raise
         finally:
             self._signals.leave()

@@ -30,7 +30,7 @@ class Stateful(Protocol):
 class Position(msgspec.Struct):
     """How far the data is used: `batch` batches of pass `epoch` in call `call` of `batches`.
 
-    `passes`: of all calls, this one aside; the epoch of a replica's own loader.
+    `passes`: those that began before this one, in all calls; the epoch of a replica's own loader.
 
     `batch_size` and `count`: of the loader, so that another number of replicas finds its place.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from argosy.cluster.launched import failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import TaskLost, WaitTimeout
@@ -13,6 +14,9 @@ from argosy.store.buffers import Buffers
 from argosy.store.coordinator import Coordinator
 from argosy.store.links import Links
 from argosy.store.reception import Reception
+
+# How often a server looks for word of the launcher, in seconds.
+_LOOK_EVERY = 0.5
 
 
 class Absence:
@@ -35,16 +39,29 @@ class Absence:
         self._reception = reception
         self._buffers = buffers
         self._wait = wait
-        self._started = self._last_notice = time.monotonic()
+        self._started = self._last_notice = self._last_look = time.monotonic()
 
     def look(self, now: float) -> None:
-        """Say for whom this server waits, every few seconds; raises WaitTimeout when it gives up."""
+        """Say for whom this server waits, every few seconds; raises WaitTimeout when it gives up.
+
+        Also when the launcher says that a task has failed, which then never comes, nor tells why.
+        """
+        if now - self._last_look >= _LOOK_EVERY:
+            self._last_look = now
+            self._heed_launcher()
         if now - self._last_notice >= NOTICE_EVERY:
             self._last_notice = now
             for task in self._missing():
                 say_waiting(self._cluster.describe(task), now - self._started)
         if now - self._started > self._wait:
             self._give_up_on(self._missing())
+
+    def _heed_launcher(self) -> None:
+        if (failure := failure_elsewhere()) is None:
+            return
+        if self._coordinator is None:
+            raise failure
+        self._coordinator.fail(Task.parse(failure.task), failure.reason)
 
     def _missing(self) -> list[Task]:
         servers = self._links.missing()

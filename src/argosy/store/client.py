@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from argosy.cluster.launched import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WaitTimeout, WireError
@@ -107,6 +108,7 @@ class StoreClient:
                     missing = message.header.tasks  # it is up, and waits for others itself
                 elif message is not None:
                     self._heed(server, message.header)
+                raise_failure_elsewhere()
                 waited = time.monotonic() - started
                 if waited > self._wait:
                     raise WaitTimeout(f"{self._task} gave up waiting", missing, self._wait)
@@ -273,6 +275,7 @@ class StoreClient:
             message = message or self._channels[server].receive(min(left, 1.0))
             if message is None:
                 self._listen_to_coordinator(server)
+                raise_failure_elsewhere()
                 self._check_connection(0)  # first: without the coordinator the other servers go, too
                 self._check_connection(server)
                 continue

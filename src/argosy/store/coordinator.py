@@ -229,9 +229,9 @@ class Coordinator:
         """End the job after the step that is being collected."""
         self._on(StopWanted())
 
-    def written(self) -> None:
+    def written(self, saved: bool) -> None:
         """The latest cut is on the disk, or could not be written."""
-        self._on(CutWritten())
+        self._on(CutWritten(saved))
 
     def _on(self, event: Event) -> None:
         if decisions := self._core.on(event):

@@ -20,7 +20,7 @@ from argosy.checkpoint.safetensors import Entry
 from argosy.checkpoint.shard_writer import ShardWriter
 from argosy.checkpoint.telling import Teller
 from argosy.checkpoint.versions import versions
-from argosy.errors import ConfigError
+from argosy.errors import ConfigError, SaveFailed
 from argosy.modes import Sync
 from argosy.store.layout import Layout
 from argosy.store.reception import refusal
@@ -43,6 +43,7 @@ class Saving:
         self._register: Register | None = None
         self._restored: Checkpoint | None = None
         self._teller = Teller()
+        self._latest: Outcome | None = None
         self.archive: Archive | None = None
         self.states: dict[int, bytes] = {}  # each worker's own, as it gave it last
         self._awaited: set[int] = set()  # those who have not given theirs for the latest cut
@@ -183,8 +184,14 @@ class Saving:
             self.archive.publish(dict(self.states))
         outcome = self.archive.poll()
         if outcome is not None:
+            self._latest = outcome
             self._teller.tell(outcome)
         return outcome
+
+    @property
+    def failure(self) -> SaveFailed | None:
+        """On the coordinator, at the end: the error of the final save, if it failed."""
+        return None if self._latest is None else self._latest.failure
 
     @property
     def planned(self) -> bool:

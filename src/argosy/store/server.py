@@ -289,8 +289,8 @@ class ParameterServer:
             self._links.tell(0, report)
         if self._coordinator is not None:
             present = set(self._coordinator.roster.present())
-            if self._saving.published(present) is not None:
-                self._coordinator.written()
+            if (outcome := self._saving.published(present)) is not None:
+                self._coordinator.written(saved=not outcome.error)
 
     @property
     def saves(self) -> bool:
@@ -379,7 +379,12 @@ class ParameterServer:
 
     def _end(self) -> None:
         over = self._over or (self._coordinator and self._coordinator.failure) or JobOver()
+        unsaved = None if over.task else self._saving.failure
+        if unsaved is not None:
+            over = JobOver(str(self.task), str(unsaved))
         if self._coordinator is not None:
             self._links.tell_all(over)
+        if unsaved is not None:
+            raise unsaved
         if over.task:
             raise JobFailed(over.task, over.reason)

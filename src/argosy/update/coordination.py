@@ -55,6 +55,8 @@ class CutWanted(msgspec.Struct, frozen=True):
 class CutWritten(msgspec.Struct, frozen=True):
     """The state of the latest cut is on the disk, or could not be written."""
 
+    saved: bool = True
+
 
 class StopWanted(msgspec.Struct, frozen=True):
     """The job is to end after the step that is being collected."""
@@ -114,9 +116,9 @@ class Coordination:
                 if self.cuts is not None:
                     self.cuts.ask(self.admission.step)
                 return []
-            case CutWritten():
+            case CutWritten(saved):
                 if self.cuts is not None:
-                    self.cuts.written()
+                    self.cuts.written(saved)
                 return []
             case StopWanted():
                 self.admission.stop()

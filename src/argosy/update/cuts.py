@@ -7,7 +7,9 @@ class Cuts:
     """The plan: after every so many steps, and when somebody asks; one at a time."""
 
     def __init__(self, every: int | None, step: int) -> None:
-        self.latest = step  # what is saved, or was there at the start
+        self.latest = step  # what is saved or being saved, or was there at the start
+        self._saved = step
+        self._tried = step  # the final state at this step has been cut, whatever became of it
         self._every = every
         self._writing = False
         self._next = self._after(step)
@@ -24,15 +26,20 @@ class Cuts:
         return True
 
     def finish(self, step: int) -> bool:
-        """The last worker has left: whether there is something to cut, now."""
-        if self._writing or step <= self.latest:
+        """The last worker has left: whether there is something to cut, now. What failed is tried again."""
+        if self._writing or step <= max(self.latest, self._tried):
             return False
+        self._tried = step
         self._begin(step)
         return True
 
-    def written(self) -> None:
+    def written(self, saved: bool = True) -> None:
         """The latest cut is on the disk, or has failed."""
         self._writing = False
+        if saved:
+            self._saved = self.latest
+        else:
+            self.latest = self._saved
 
     def _begin(self, step: int) -> None:
         self.latest = step
