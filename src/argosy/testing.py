@@ -217,6 +217,11 @@ class _ScriptedChannel:
         """See `Channel`."""
         return self._inner.receive(timeout)
 
+    @property
+    def renewals(self) -> int:
+        """See `Channel`."""
+        return self._inner.renewals
+
     def lost_for(self) -> float:
         """See `Channel`."""
         return self._inner.lost_for() if self._cut_at is None else time.monotonic() - self._cut_at

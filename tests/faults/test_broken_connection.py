@@ -73,7 +73,7 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.mark.timeout(60)
 def test_a_broken_connection_is_made_anew(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.store.client.NOTICE_EVERY", 0.3)
+    monkeypatch.setattr("argosy.store.waiting.NOTICE_EVERY", 0.3)
     torch.set_num_threads(1)
     port = proxy._target
     spec = ClusterSpec({"ps": [f"127.0.0.1:{port}"], "worker": ["localhost:1"]})

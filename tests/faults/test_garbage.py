@@ -25,11 +25,13 @@ from argosy.wire.protocol import (
     JobOver,
     Leave,
     NormReport,
+    Numbered,
     OptimizerSpec,
     Orders,
     PushRequest,
     Register,
     Scale,
+    Told,
 )
 
 __all__ = ["jobs"]
@@ -71,9 +73,10 @@ def messages() -> list[list[bytes]]:
         Leave(),
         Fail("I say so"),
         JobOver("/job:ps/task:0", "over"),
-        Orders(()),
-        Scale(1, 0.0),
-        NormReport(1, 1e30),
+        Numbered(1, Orders(())),
+        Numbered(1, Scale(1, 0.0)),
+        Numbered(1, NormReport(1, 1e30)),
+        Told(17),
         Ask(1),
     ]
     return [

@@ -31,11 +31,13 @@ from argosy.wire.protocol import (
     HeldNotice,
     Hello,
     JobOver,
+    Known,
     Leave,
     Left,
     Meet,
     Met,
     NormReport,
+    Numbered,
     Open,
     Opened,
     OptimizerSpec,
@@ -54,6 +56,7 @@ from argosy.wire.protocol import (
     StatusReport,
     StatusRequest,
     StopWish,
+    Told,
     Verdict,
     Waiting,
     Welcome,
@@ -142,15 +145,22 @@ EXAMPLES: list[Header] = [
     Fail("because"),
     Left(),
     JobOver("/job:worker/task:1", "because"),
-    Admitted(3, "life"),
-    HeldNotice(3, 5),
-    Orders((Apply(1, (Part(0, 1, 2.0), Part(1, 1))), Answer(0, 1, "applied", 1, 2, True), Forget(1, 2))),
-    Orders((Cut(7), Answer(0, 1, "applied", 1, cut=True))),
-    ShardSaved(7, ShardFile("shard-0-of-1.safetensors", 12, "ab")),
-    ShardSaved(7, error="No space left on device"),
-    StopWish(),
-    NormReport(3, 0.25),
-    Scale(3, 0.5),
+    Known(b"proof"),
+    Told(17),
+    Numbered(1, Admitted(3, "life")),
+    Numbered(2, HeldNotice(3, 5)),
+    Numbered(
+        3,
+        Orders((Apply(1, (Part(0, 1, 2.0), Part(1, 1))), Answer(0, 1, "applied", 1, 2, True), Forget(1, 2))),
+    ),
+    Numbered(4, Orders((Cut(7), Answer(0, 1, "applied", 1, cut=True)))),
+    Numbered(5, ShardSaved(7, ShardFile("shard-0-of-1.safetensors", 12, "ab"))),
+    Numbered(6, ShardSaved(7, error="No space left on device")),
+    Numbered(7, StopWish()),
+    Numbered(8, NormReport(3, 0.25)),
+    Numbered(9, Scale(3, 0.5)),
+    Numbered(10, Fail("reason")),
+    Numbered(11, JobOver("/job:ps/task:0", "reason")),
     Attach("a1"),
     Attached("/job:ps/task:0", {"ps": ["localhost:1"]}, ("cpu:0", "gpu:0"), 42),
     Work([0, 3, 7, 1, 2, 0.5, -8, [1, 2]]),
@@ -187,7 +197,7 @@ decisions = st.one_of(
 @settings(deadline=None, derandomize=True)
 @given(st.lists(decisions, max_size=5).map(tuple))
 def test_orders_come_back_as_they_were(orders: tuple[Decision, ...]) -> None:
-    assert decode(parts_of(Orders(orders))).header == Orders(orders)
+    assert decode(parts_of(Numbered(1, Orders(orders)))).header == Numbered(1, Orders(orders))
 
 
 @settings(deadline=None, derandomize=True)

@@ -190,8 +190,8 @@ class _Resumed:
     def copies(self, peer: Peer) -> bool:
         return self._listener.copies(peer)
 
-    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
-        self._listener.send(peer, header, tensors)
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
+        return self._listener.send(peer, header, tensors)
 
     def close(self) -> None:
         self._listener.close()

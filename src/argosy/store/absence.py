@@ -53,6 +53,8 @@ class Absence:
             self._last_notice = now
             for task in self._missing():
                 say_waiting(self._cluster.describe(task), now - self._started)
+            for name, seconds in self._links.silent():
+                say_waiting(name, seconds)
         if now - self._started > self._wait:
             self._give_up_on(self._missing())
 

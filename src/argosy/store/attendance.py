@@ -19,17 +19,16 @@ class Attendance:
 
     def __init__(self, cluster: ClusterSpec, me: Task, is_here: Callable[[Task], bool]) -> None:
         self._cluster = cluster
-        self._me = me
+        self.me = me
         self._is_here = is_here
         self._tasks: dict[Peer, Task] = {}
         self._peers: dict[Task, Peer] = {}
         self._lives: dict[Task, str] = {}
         self._departed: dict[Task, float] = {}
+        self._given_up: dict[Peer, Task] = {}
 
-    def greet(self, peer: Peer, hello: Hello) -> tuple[Task, bool]:
-        """Note who a peer is; the task, and whether this process has been here before on another way."""
-        task = self._cluster.require(Task.parse(hello.task))
-        self._check(hello, task)
+    def greet(self, peer: Peer, hello: Hello, task: Task) -> bool:
+        """Note who a peer is, after `check`; whether this process has been here before on another way."""
         again = self._lives.get(task) == hello.life
         if task in self._departed:
             del self._tasks[self._peers[task]]
@@ -37,9 +36,12 @@ class Attendance:
         self._peers[task] = peer
         self._lives[task] = hello.life
         self._departed.pop(task, None)
-        return task, again
+        return again
 
-    def _check(self, hello: Hello, task: Task) -> None:
+    def check(self, hello: Hello, task: Task) -> None:
+        """Raises ConfigError if this process cannot take part as that task."""
+        if task.job not in ("ps", "worker"):
+            raise ConfigError("job_name", "ps or worker", task.job)
         if hello.protocol != PROTOCOL_VERSION:
             raise ConfigError(
                 "protocol", f"version {PROTOCOL_VERSION}", hello.protocol, "update Argosy there"
@@ -48,7 +50,7 @@ class Attendance:
         if (hello.servers, hello.workers) != mine:
             raise ConfigError(
                 f"cluster of {task}",
-                f"{mine[0]} ps and {mine[1]} worker tasks, as {self._me} has it",
+                f"{mine[0]} ps and {mine[1]} worker tasks, as {self.me} has it",
                 f"{hello.servers} and {hello.workers}",
             )
         other = self._lives.get(task, hello.life) != hello.life
@@ -81,11 +83,22 @@ class Attendance:
             del self._departed[task]
             self._peers[task] = peer
 
-    def overdue(self) -> list[Task]:
-        """Those whose connection ended, and who did not come back; each is named once."""
+    def overdue(self, reaches: Callable[[Peer], bool]) -> list[Task]:
+        """Those whose connection ended, and who did not come back; each is named once.
+
+        `reaches` says whether there is a connection to a peer, made anew without a word since.
+        """
         limit = time.monotonic() - RETURN_GRACE
-        gone = [task for task, since in self._departed.items() if since < limit]
-        for task in gone:
+        late = [task for task, since in self._departed.items() if since < limit]
+        gone = []
+        for task in late:
             del self._departed[task]
-            del self._tasks[self._peers.pop(task)]
+            if not reaches(peer := self._peers[task]):
+                gone.append(task)
+                del self._tasks[self._peers.pop(task)]
+                self._given_up[peer] = task
         return gone
+
+    def given_up(self, peer: Peer) -> Task | None:
+        """Who a peer was, if it counts as gone since."""
+        return self._given_up.get(peer)

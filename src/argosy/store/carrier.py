@@ -154,7 +154,8 @@ class Carrier:
         """Whether a push was never decided on; one that was answered is answered again."""
         latest = self._verdicts.get(worker)
         if latest is not None and header.seq <= latest.seq:
-            self._send(worker, Verdict(header.seq, "duplicate", self.step, stop=latest.stop))
+            older = Verdict(header.seq, "duplicate", self.step, stop=latest.stop)
+            self._send(worker, latest if header.seq == latest.seq else older)
             return False
         return header.seq > self._settled.get(worker, 0)  # else decided already; its answer is on the way
 
@@ -209,8 +210,13 @@ class Carrier:
             self.shard.add_early(self._held[key].gradient)
             self._early.append(key)
 
-    def holds(self, worker: int, seq: int) -> bool:
-        """Whether a push is here, or was answered."""
+    def holds(self, worker: int, seq: int, anew: bool) -> bool:
+        """Whether a push is here, or was answered; an answer before the connection was made `anew` is not
+        counted on.
+        """
+        latest = self._verdicts.get(worker)
+        if anew and latest is not None and seq <= latest.seq:
+            return False
         return (worker, seq) in self._held or seq <= self._settled.get(worker, 0)
 
     def carry_out(self, decisions: Iterable[Decision]) -> None:

@@ -1,8 +1,4 @@
-"""A worker's side of the store: push, pull, wait. One channel to each server, one request at a time.
-
-Whoever waits here says for whom every few seconds, and finds out at the same time whether its push arrived:
-one that was lost with a connection is sent again, and the server knows it by its number.
-"""
+"""A worker's side of the store: push, pull, wait. One channel to each server, one request at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +13,11 @@ import msgspec
 from argosy.cluster.launched import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
-from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WaitTimeout, WireError
+from argosy.errors import WaitTimeout
 from argosy.events import say_waiting
 from argosy.modes import Mode
 from argosy.store.approach import Approach
+from argosy.store.conversation import Conversation
 from argosy.store.layout import Layout, ParameterSpec
 from argosy.store.status import Inquirer
 from argosy.wire.channel import Channel
@@ -35,16 +32,12 @@ from argosy.wire.protocol import (
     Given,
     Header,
     Hello,
-    JobOver,
     Leave,
-    Left,
     Meet,
     Met,
     Open,
     Opened,
-    OwnState,
     PushRequest,
-    Refused,
     Register,
     Registered,
     Resume,
@@ -59,11 +52,6 @@ if TYPE_CHECKING:
     import torch
 
 H = TypeVar("H", bound=Header)
-
-# A server whose connection has been gone for so long is lost.
-LOST_AFTER = 3.0
-# Saying goodbye must not take longer than this.
-FAREWELL = 5.0
 
 
 class StoreClient:
@@ -83,16 +71,16 @@ class StoreClient:
         self._wait = wait
         self._connect = connect
         self._seq = 0
+        self._resent = False  # whether the latest push was sent to some server twice
         self._meetings = 0
         self._shares = False
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
-        self._kept: list[Message[Header]] = []  # the coordinator's answers that came before they were awaited
         self.closed = False
         hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
         self._approaches = [
             Approach(connect(server), hello, cluster.describe(server), use_lane) for server in self._servers
         ]
-        self._channels = [approach.channel for approach in self._approaches]
+        self._talk = Conversation(cluster, [approach.channel for approach in self._approaches])
 
     # --- arriving and leaving -----------------------------------------------------------------------------
     def hello(self) -> None:
@@ -103,11 +91,11 @@ class StoreClient:
             missing: Sequence[str] = [self._cluster.describe(self._servers[server])]
             while approach.welcome is None:
                 message = approach.advance(0.2)
-                self._channels[server] = approach.channel
+                self._talk.channels[server] = approach.channel
                 if message is not None and isinstance(message.header, Waiting):
                     missing = message.header.tasks  # it is up, and waits for others itself
                 elif message is not None:
-                    self._heed(server, message.header)
+                    self._talk.heed(server, message.header)
                 raise_failure_elsewhere()
                 waited = time.monotonic() - started
                 if waited > self._wait:
@@ -133,13 +121,7 @@ class StoreClient:
             return
         self.closed = True
         try:
-            self._channels[0].send(header)
-            known = self._approaches[0].welcome is not None
-            deadline = time.monotonic() + (FAREWELL if known else 0.0)
-            while time.monotonic() < deadline and not self._channels[0].lost_for():
-                message = self._channels[0].receive(0.2)
-                if message is not None and isinstance(message.header, Left | JobOver | Refused):
-                    break
+            self._talk.end(header, known=self._approaches[0].welcome is not None)
         finally:
             for approach in self._approaches:
                 approach.close()
@@ -147,37 +129,33 @@ class StoreClient:
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, parameters: Sequence[ParameterSpec], mode: Mode) -> Layout:
         """The layout of these parameters; empty if this is the chief, whose turn it is to register them."""
-        self._channels[0].send(Describe(tuple(parameters), mode))
-        return self._await(0, Described).header.layout
+        return self._talk.request(0, Describe(tuple(parameters), mode), Described, repeat=True).header.layout
 
     def give(self, server: int, given: Given, tensors: Sequence[torch.Tensor]) -> None:
         """What an optimizer has kept of the blocks that will be registered on a server."""
-        self._channels[server].send(given, tensors)
-        self._await(server, SlotsKept)
+        self._talk.request(server, given, SlotsKept, tensors)
 
     def register(self, registrations: Sequence[tuple[Register, Sequence[torch.Tensor]]]) -> None:
         """Register on every server; on the coordinator last, whose word sets the other workers going."""
-        for server in reversed(range(len(self._channels))):
-            self._channels[server].send(*registrations[server])
-            self._await(server, Registered)
+        for server in reversed(range(len(self._talk.channels))):
+            header, tensors = registrations[server]
+            self._talk.request(server, header, Registered, tensors)
 
     def open(self, directory: str, keep: int) -> Opened:
         """Have checkpoints kept in a directory, and learn what is in it. Raises ConfigError."""
-        self._channels[0].send(Open(directory, keep))
-        return self._await(0, Opened).header
+        return self._talk.request(0, Open(directory, keep), Opened).header
 
     def resume(self) -> Resumed:
         """From where this worker goes on."""
-        self._channels[0].send(Resume())
-        return self._await(0, Resumed).header
+        return self._talk.request(0, Resume(), Resumed, repeat=True).header
 
     def give_state(self, state: bytes) -> None:
         """This worker's own state, for the step that was saved."""
-        self._channels[0].send(OwnState(state))
+        self._talk.give_state(state)
 
     def reserve(self, server: int, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
         """Tensors to write a push to a server into."""
-        return self._channels[server].reserve(frames)
+        return self._talk.channels[server].reserve(frames)
 
     def share(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
         """Show every server where its share of the gradients will lie, if all of them can see it.
@@ -186,11 +164,10 @@ class StoreClient:
         their place.
         """
         self._shares = False
-        if len(self._channels) == 1 or not all(self.in_place):
+        if len(self._talk.channels) == 1 or not all(self.in_place):
             return
-        for server, channel in enumerate(self._channels):
-            channel.send(Slots(), slots.get(server, ()))
-            self._await(server, SlotsKept)
+        for server in range(len(self._talk.channels)):
+            self._talk.request(server, Slots(), SlotsKept, slots.get(server, ()))
         self._shares = True
         self._in_sight = self._is_sent_in_place(0, slots.get(0, ()))
 
@@ -204,12 +181,12 @@ class StoreClient:
     @property
     def in_place(self) -> list[bool]:
         """Of each server: whether its values come to the same memory every time."""
-        return [channel.in_place for channel in self._channels]
+        return [channel.in_place for channel in self._talk.channels]
 
     # --- training -----------------------------------------------------------------------------------------
     def send_ahead(self, server: int, place: int, tensor: torch.Tensor) -> None:
         """Send a block of the next push, which then names it."""
-        self._channels[server].send(Bucket(self._seq + 1, place), [tensor])
+        self._talk.channels[server].send(Bucket(self._seq + 1, place), [tensor])
 
     def push(
         self,
@@ -221,7 +198,26 @@ class StoreClient:
 
         `ahead`: by server, the places of the blocks that it has already.
         """
+        answers = self._push(request, tensors, ahead)
+        if not self._resent:
+            return answers
+        # One of the servers may have answered a second time, and later: only a pull gives one cut of all.
+        wishes = tuple(wish for wish in request.wishes if wish in ("average", "slots"))
+        pulled = self._push(PushRequest(0, request.version, "pull", wishes=wishes), {}, {})
+        said = [answer.header for answer in answers]
+        return [
+            Message(_with_values_of(verdict, pull.header), pull.tensors)
+            for verdict, pull in zip(said, pulled, strict=True)
+        ]
+
+    def _push(
+        self,
+        request: PushRequest,
+        tensors: Mapping[int, Sequence[torch.Tensor]],
+        ahead: Mapping[int, tuple[int, ...]],
+    ) -> list[Message[Verdict]]:
         self._seq += 1
+        self._resent = False
         numbered = msgspec.structs.replace(request, seq=self._seq, shared=self._shares)
         # Buffers lie on the coordinator alone, and what was logged is for it alone.
         plain = numbered
@@ -238,19 +234,26 @@ class StoreClient:
             if there:
                 header = msgspec.structs.replace(header, ahead=tuple(there))
                 frames = [tensor for place, tensor in enumerate(frames) if place not in there]
-            self._channels[server].send(header, frames)
+            self._talk.channels[server].send(header, frames)
 
-        for server in range(1 if self._shares else len(self._channels)):
+        def resend(server: int) -> None:
+            self._resent = True
+            send(server)
+
+        for server in range(1 if self._shares else len(self._talk.channels)):
             send(server, ahead.get(server, ()))
         # The coordinator is the first to answer: to wait for the others before it saves a wake-up.
-        answers = [self._await_verdict(server, send) for server in reversed(range(len(self._channels)))]
-        return answers[::-1]
+        backwards = reversed(range(len(self._talk.channels)))
+        return [self._await_verdict(server, resend) for server in backwards][::-1]
 
-    def _await_verdict(self, server: int, send: Callable[[int], None]) -> Message[Verdict]:
+    def _await_verdict(self, server: int, resend: Callable[[int], None]) -> Message[Verdict]:
         while True:
-            message = self._await(server, Verdict, resend=send)
+            message = self._talk.wait(server, Verdict, self._ask_anew, resend, self._seq)
             if message.header.seq == self._seq:  # an older one answers a push that was sent twice
                 return message
+
+    def _ask_anew(self, server: int) -> None:
+        self._talk.channels[server].send(Ask(self._seq, anew=True))
 
     def inquire(self) -> Inquirer:
         """Somebody to ask how the job stands, on a channel of its own: for another thread."""
@@ -260,64 +263,14 @@ class StoreClient:
     def meet(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
         """Give a small value to all workers, wait for theirs."""
         self._meetings += 1
-        self._channels[0].send(Meet(self._meetings, value))
-        return self._await(0, Met).header.values
-
-    # --- waiting ------------------------------------------------------------------------------------------
-    def _await(self, server: int, kind: type[H], resend: Callable[[int], None] | None = None) -> Message[H]:
-        """The next message of a kind from a server; what else comes is dealt with."""
-        notice = time.monotonic() + NOTICE_EVERY
-        while True:
-            if (left := notice - time.monotonic()) <= 0:
-                self._ask_for_whom(server)
-                left, notice = NOTICE_EVERY, time.monotonic() + NOTICE_EVERY
-            message = self._kept.pop() if server == 0 and self._kept else None
-            message = message or self._channels[server].receive(min(left, 1.0))
-            if message is None:
-                self._listen_to_coordinator(server)
-                raise_failure_elsewhere()
-                self._check_connection(0)  # first: without the coordinator the other servers go, too
-                self._check_connection(server)
-                continue
-            if isinstance(message.header, kind):
-                return Message(message.header, message.tensors)
-            self._heed(server, message.header, resend)
-
-    def _ask_for_whom(self, server: int) -> None:
-        """It takes long: have those who may know say who is waited for, and whether the push is there."""
-        self._check_connection(server)
-        self._channels[server].send(Ask(self._seq))
-        if server != 0:
-            self._channels[0].send(Ask(self._seq))
-
-    def _listen_to_coordinator(self, server: int) -> None:
-        """Whoever waits for another server must hear of the end of the job, which the coordinator tells."""
-        if server == 0 or (message := self._channels[0].receive(0.0)) is None:
-            return
-        if isinstance(message.header, Verdict):
-            self._kept.append(message)
-        else:
-            self._heed(0, message.header)
-
-    def _heed(self, server: int, header: Header, resend: Callable[[int], None] | None = None) -> None:
-        """What may come at any time: the end of the job, a refusal, or word of who is waited for."""
-        if isinstance(header, JobOver):
-            raise JobFailed(header.task, header.reason)
-        if isinstance(header, Refused):
-            raise _error(header)
-        if isinstance(header, Waiting):
-            for who in header.tasks:
-                say_waiting(who, header.seconds)
-            if not header.holds and resend is not None:
-                resend(server)
-
-    def _check_connection(self, server: int) -> None:
-        if self._channels[server].lost_for() > LOST_AFTER:
-            raise TaskLost(self._cluster.describe(self._servers[server]), "its connection ended")
+        met = self._talk.request(0, Meet(self._meetings, value), Met, repeat=True).header
+        while met.number != self._meetings:  # an older one answers a request that was repeated
+            met = self._talk.wait(0, Met, renew=None).header
+        return met.values
 
 
-def _error(refused: Refused) -> Exception:
-    if refused.kind == "protocol":
-        return WireError(f"{refused.field}: expected {refused.expected}, got {refused.got}")
-    kind = ModelMismatch if refused.kind == "model" else ConfigError
-    return kind(refused.field, refused.expected, refused.got, refused.remedy)
+def _with_values_of(verdict: Verdict, pull: Verdict) -> Verdict:
+    """What became of a push, with the values that were pulled after it."""
+    return msgspec.structs.replace(
+        pull, seq=verdict.seq, status=verdict.status, staleness=verdict.staleness, cut=verdict.cut
+    )

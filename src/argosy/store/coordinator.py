@@ -111,8 +111,18 @@ class Coordinator:
         self._depart(Finished(worker))
 
     def lose(self, worker: int) -> None:
-        """A worker is gone."""
+        """A worker is gone; with the last one, a job that is not at its end has failed."""
         self._depart(Lost(worker))
+        last = self.roster.abandoned_by()
+        if last is not None and (self.last_step is None or self.step < self.last_step):
+            self.fail(Task("worker", last), self._unfinished())
+
+    def _unfinished(self) -> str:
+        end = "" if self.last_step is None else f" of {self.last_step}"
+        return (
+            f"its connection ended at step {self.step}{end}, and no worker is left to go on; "
+            "start the job again: with a directory it goes on from its newest checkpoint"
+        )
 
     def _depart(self, event: Finished | Lost) -> None:
         self._describing.pop(event.worker, None)
@@ -208,6 +218,9 @@ class Coordinator:
         """A worker is at a meeting."""
         if self.failure is not None:
             self._tell(worker, self.failure)
+        if (values := self._meetings.missed(request.number)) is not None:
+            self._tell(worker, Met(request.number, values))
+            return
         self._meetings.attend(request.number, worker, request.value)
         self._hold_meetings()
 

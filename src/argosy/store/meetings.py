@@ -17,6 +17,7 @@ class Meetings:
     def __init__(self) -> None:
         self._brought: dict[int, dict[int, msgspec.Raw]] = {}
         self.held = 0  # the number of the last that took place
+        self._latest: dict[int, msgspec.Raw] = {}  # what was brought to it
 
     def attend(self, number: int, worker: int, value: msgspec.Raw) -> None:
         """A worker is there, with a value."""
@@ -29,7 +30,12 @@ class Meetings:
             if everyone <= self._brought[number].keys():
                 brought = self._brought.pop(number)
                 self.held = max(self.held, number)
-                yield number, {worker: brought[worker] for worker in sorted(brought)}
+                self._latest = {worker: brought[worker] for worker in sorted(brought)}
+                yield number, self._latest
+
+    def missed(self, number: int) -> dict[int, msgspec.Raw] | None:
+        """What was brought to a meeting that has taken place, for one who did not hear of it."""
+        return self._latest if number == self.held else None
 
     def missing(self, awaited: Iterable[int]) -> list[int]:
         """The workers that the first open meeting waits for."""

@@ -14,7 +14,7 @@ from argosy.store.attendance import Attendance
 from argosy.store.coordinator import Coordinator
 from argosy.store.links import Links
 from argosy.wire.channel import Listener, Peer
-from argosy.wire.protocol import Admitted, Hello, Refused, Waiting, Welcome
+from argosy.wire.protocol import Admitted, Header, Hello, Refused, Waiting, Welcome
 
 
 class Reception:
@@ -41,19 +41,44 @@ class Reception:
 
     def greet(self, peer: Peer, hello: Hello) -> None:
         """Let a peer in, have it wait, or say why not."""
-        if self._is_early(hello):
-            self._early[peer] = hello
-            missing = tuple(self._cluster.describe(task) for task in self._links.missing())
-            if missing:
-                self._listener.send(peer, Waiting(missing, time.monotonic() - self._started))
-            return
         try:
-            task, again = self._attendance.greet(peer, hello)
+            task = self._cluster.require(Task.parse(hello.task))
+            self._attendance.check(hello, task)
+            if task.job == "ps":
+                self._greet_server(peer, hello, task)
+            elif self._is_early(hello):
+                self._have_wait(peer, hello)
+            else:
+                self._greet_worker(peer, hello, task)
         except ConfigError as error:
             self._listener.send(peer, refusal(error))
+
+    def _greet_server(self, peer: Peer, hello: Hello, task: Task) -> None:
+        """Only who listens at a server's address may speak for it; before that is known, nobody is."""
+        confirmed = self._links.confirms(task, hello.life)
+        if confirmed is False:
+            raise ConfigError(
+                "task",
+                f"a server that listens at its own address and has a link to {self._attendance.me}",
+                f"another process in the name of {task}",
+            )
+        self._listener.send(peer, self._links.prove(task, hello.life))
+        if confirmed is None:
+            self._early[peer] = hello
             return
+        self._attendance.greet(peer, hello, task)
+        self._listener.send(peer, Welcome(lane=self._lane))
+
+    def _have_wait(self, peer: Peer, hello: Hello) -> None:
+        self._early[peer] = hello
+        missing = tuple(self._cluster.describe(task) for task in self._links.missing())
+        if missing:
+            self._listener.send(peer, Waiting(missing, time.monotonic() - self._started))
+
+    def _greet_worker(self, peer: Peer, hello: Hello, task: Task) -> None:
+        again = self._attendance.greet(peer, hello, task)
         coordinator = self._coordinator
-        if coordinator is None or task.job == "ps":
+        if coordinator is None:
             self._listener.send(peer, Welcome(lane=self._lane))
         elif coordinator.failure is not None:
             self._listener.send(peer, coordinator.failure)
@@ -64,10 +89,16 @@ class Reception:
             self._listener.send(peer, Welcome(base, self._lane, coordinator.meetings_held))
 
     def _is_early(self, hello: Hello) -> bool:
-        if not hello.task.startswith("/job:worker/"):
-            return False
         stranger = self._coordinator is None and hello.life not in self._admitted.values()
         return stranger or not self._links.ready
+
+    def refuse(self, peer: Peer, header: Header) -> None:
+        """Answer somebody who is not in the job."""
+        if (task := self._attendance.given_up(peer)) is None:
+            self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
+            return
+        why = f"it had no connection to {self._attendance.me} for too long, and the job goes on without it"
+        self._listener.send(peer, Refused("lost", str(task), "", why, "start the task again"))
 
     def admit(self, worker: int, life: str) -> None:
         """The coordinator has let this process in."""

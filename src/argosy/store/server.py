@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from argosy.cluster.spec import ClusterSpec, Task
-from argosy.errors import ArgosyError, ConfigError, JobFailed, WireError
+from argosy.errors import ArgosyError, ConfigError, WireError
 from argosy.events import say
 from argosy.store.absence import Absence
 from argosy.store.attendance import Attendance
 from argosy.store.carrier import Carrier
 from argosy.store.coordinator import Coordinator
+from argosy.store.ending import Ending
 from argosy.store.layout import check_layout
 from argosy.store.links import Links
 from argosy.store.reception import Reception, refusal
@@ -30,6 +31,7 @@ from argosy.wire.message import Message
 from argosy.wire.protocol import (
     Admitted,
     Ask,
+    BetweenServers,
     Bucket,
     Describe,
     Fail,
@@ -67,8 +69,7 @@ if TYPE_CHECKING:
 _LINK_EVERY = 0.02
 # How often it looks at the clock while messages keep coming.
 _LOOK_EVERY = 0.1
-# After a failure, the workers have so long to hear of it before the servers end anyway.
-FAILURE_GRACE = 10.0
+_NOTHING_ASKED = Ask()
 
 
 class ParameterServer:
@@ -89,9 +90,7 @@ class ParameterServer:
         self._workers = list(cluster.tasks("worker"))
         self._attendance = Attendance(cluster, self.task, self._is_here)
         self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
-        self._over: JobOver | None = None
         self.stop_wanted = False  # set by a signal
-        self._failed_at: float | None = None
         self._looked = 0.0
         self._unsettled = True
         self._saving = Saving(index, cluster.count("ps"))
@@ -100,6 +99,7 @@ class ParameterServer:
         )
         self._coordinator = self._make_coordinator() if index == 0 else None
         self._links = Links(cluster, self.task, connect, use_lane=bool(lane))
+        self._ending = Ending(str(self.task), self._coordinator, self._links, self._saving)
         self._reception = Reception(cluster, listener, self._attendance, self._links, self._coordinator, lane)
         self._absence = Absence(
             self.task,
@@ -124,9 +124,9 @@ class ParameterServer:
     def run(self) -> None:
         """Serve until the job is over; raises if it ended badly."""
         try:
-            while not (self._look_around() and self._is_over()):
+            while not (self._look_around() and self._ending.is_over(self._looked)):
                 self._step(self._listener.receive(timeout=self._patience()))
-            self._end()
+            self._ending.end()
         finally:
             self._saving.close()
             self._links.close()
@@ -166,7 +166,7 @@ class ParameterServer:
             elif isinstance(header, StatusRequest):
                 self._listener.send(peer, report(self._cluster, self._coordinator, self._waiting()))
             elif task is None:
-                self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
+                self._reception.refuse(peer, header)
             else:
                 self._attendance.heard(peer, task)
                 if task.job == "ps":
@@ -203,8 +203,10 @@ class ParameterServer:
                 self._carrier.keep_slots(task.index, message.tensors)
                 self._reply(task.index, SlotsKept(), ())
             case Ask():
-                self._reply(task.index, self._waiting(task.index, header.seq), ())
+                self._reply(task.index, self._waiting(task.index, header), ())
             case Open() if self._coordinator is not None:
+                if task != Task("worker", 0):
+                    raise WireError("only the chief opens a directory")
                 self._reply(task.index, self._saving.open(header), ())
             case Resume() if self._coordinator is not None:
                 state = self._saving.states.get(task.index, b"")
@@ -223,6 +225,13 @@ class ParameterServer:
                 raise WireError(f"a worker does not send {type(header).__name__}")
 
     def _from_server(self, task: Task, header: Header) -> None:
+        told = self._links.take(task, header)
+        if told is not None:
+            self._obey(task, told)
+        elif (reason := self._links.missed(task)) is not None:
+            self._fail(self.task, reason)
+
+    def _obey(self, task: Task, header: BetweenServers) -> None:
         match header:
             case Orders(decisions, pushes) if task.index == 0:
                 for worker, request in pushes:
@@ -243,7 +252,7 @@ class ParameterServer:
             case Scale(step, factor) if task.index == 0:
                 self._carrier.scale(step, factor)
             case JobOver() if task.index == 0:
-                self._over = header
+                self._ending.told = header
                 self._unsettled = True
             case _:
                 raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
@@ -345,8 +354,10 @@ class ParameterServer:
         else:
             self._links.tell(0, Fail(reason))
 
-    def _waiting(self, worker: int = 0, seq: int = 0) -> Waiting:
-        holds = self._carrier.holds(worker, seq)
+    def _waiting(self, worker: int = 0, ask: Ask = _NOTHING_ASKED) -> Waiting:
+        holds = self._carrier.holds(worker, ask.seq, ask.anew)
+        if silent := self._links.silent():
+            return Waiting(tuple(name for name, _ in silent), max(time for _, time in silent), holds)
         if self._coordinator is None:
             return Waiting((), 0.0, holds)
         return self._coordinator.waiting(lambda w: self._cluster.describe(Task("worker", w)), holds)
@@ -360,31 +371,11 @@ class ParameterServer:
         if self.stop_wanted:
             self.stop_wanted = False
             self._stop()
-        for task in self._attendance.overdue():
+        self._links.keep_time(now)
+        for task in self._attendance.overdue(self._reaches):
             self._absence.lose(task)
         self._absence.look(now)
 
-    def _is_over(self) -> bool:
-        if self._saving.busy:
-            return False
-        if self._coordinator is None:
-            return self._over is not None
-        if self._coordinator.roster.everyone_left():
-            return True
-        if self._coordinator.failure is None:
-            return False
-        self._failed_at = self._failed_at or time.monotonic()
-        present = any(self._coordinator.is_present(w) for w in self._coordinator.roster.awaited())
-        return not present or time.monotonic() - self._failed_at > FAILURE_GRACE
-
-    def _end(self) -> None:
-        over = self._over or (self._coordinator and self._coordinator.failure) or JobOver()
-        unsaved = None if over.task else self._saving.failure
-        if unsaved is not None:
-            over = JobOver(str(self.task), str(unsaved))
-        if self._coordinator is not None:
-            self._links.tell_all(over)
-        if unsaved is not None:
-            raise unsaved
-        if over.task:
-            raise JobFailed(over.task, over.reason)
+    def _reaches(self, peer: Peer) -> bool:
+        """Whether a connection that ended was made anew; its task may have had nothing to say since."""
+        return self._listener.send(peer, Waiting((), 0.0))

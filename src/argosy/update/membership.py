@@ -21,6 +21,7 @@ class Roster:
     def __init__(self, workers: int) -> None:
         self._presence = dict.fromkeys(range(workers), Presence.EXPECTED)
         self._awaited = tuple(self._presence)
+        self._last_out: int | None = None  # the last of those present who has left
 
     def __getitem__(self, worker: int) -> Presence:
         return self._presence[worker]
@@ -41,6 +42,8 @@ class Roster:
         self._stands(worker, Presence.GONE)
 
     def _stands(self, worker: int, presence: Presence) -> None:
+        if self._presence[worker] is Presence.PRESENT:
+            self._last_out = worker
         self._presence[worker] = presence
         here = (Presence.EXPECTED, Presence.PRESENT)
         self._awaited = tuple(w for w, p in self._presence.items() if p in here)
@@ -60,3 +63,10 @@ class Roster:
     def everyone_left(self) -> bool:
         """Whether nobody is expected any more."""
         return not self._awaited
+
+    def abandoned_by(self) -> int | None:
+        """The worker whose loss has left nobody to go on; None if somebody is, or the last to go was done."""
+        last = self._last_out
+        if self._awaited or last is None or self._presence[last] is not Presence.GONE:
+            return None
+        return last

@@ -53,8 +53,8 @@ class Listener(Protocol):
     def copies(self, peer: Peer) -> bool:
         """Whether `send` to this peer has copied the tensors when it returns."""
 
-    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Answer a peer; one that has gone is passed over.
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
+        """Answer a peer; one that has gone is passed over. Whether there is a connection to it.
 
         Where `copies` says no, the tensors' memory must stay as it is until the peer has it: give a copy
         that nobody writes to.
@@ -70,6 +70,10 @@ class Channel(Protocol):
     # Whether the tensors of answers of one kind come to the same memory every time.
     in_place: bool
 
+    @property
+    def renewals(self) -> int:
+        """How often the connection broke and was made anew: each time, what was on its way may be lost."""
+
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
         """Tensors to write to, from which sending costs least: a message's first ones, in this order."""
 
@@ -77,7 +81,7 @@ class Channel(Protocol):
         """Send; the tensors' memory must stay as it is until the server has answered."""
 
     def receive(self, timeout: float) -> Message[Header] | None:
-        """The next answer; None when `timeout` seconds passed without one."""
+        """The next answer; None if none came in `timeout` seconds, or when the connection was made anew."""
 
     def lost_for(self) -> float:
         """For how many seconds there has been no connection, though there was one; 0 while there is."""

@@ -51,13 +51,12 @@ class Inbox:
         """See `Listener`."""
         return self._local.knows(peer)
 
-    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         """See `Listener`."""
         if self._local.knows(peer):
-            self._local.send(peer, header, tensors)
-        else:
-            self._network.send(peer, header, tensors)
-            self._look = True
+            return self._local.send(peer, header, tensors)
+        self._look = True
+        return self._network.send(peer, header, tensors)
 
     def close(self) -> None:
         """See `Listener`."""

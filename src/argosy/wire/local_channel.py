@@ -56,10 +56,12 @@ class LocalListener:
         """See `Listener`."""
         return True
 
-    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         """See `Listener`."""
-        if (channel := self._channels.get(peer)) is not None:
-            channel.outbox.put([bytearray(part) for part in encode(header, tensors)])
+        if (channel := self._channels.get(peer)) is None:
+            return False
+        channel.outbox.put([bytearray(part) for part in encode(header, tensors)])
+        return True
 
     def close(self) -> None:
         """See `Listener`."""
@@ -72,6 +74,7 @@ class LocalChannel:
     """A way to a listener in the same process."""
 
     in_place = False
+    renewals = 0
 
     def __init__(self, listener: LocalListener, identity: Peer) -> None:
         self._listener = listener

@@ -18,7 +18,7 @@ from argosy.wire.frames import Dtype
 from argosy.wire.remote_headers import Attach, Attached, Bereft, CutOff, Detach, Parcel, Reply, Work
 from argosy.wire.status import JobStatus, Numbers
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
@@ -52,7 +52,7 @@ class Welcome(_Header, frozen=True, tag="welcome"):
 class Refused(_Header, frozen=True, tag="refused"):
     """This cannot work, and why. `kind` is the error that the client raises."""
 
-    kind: Literal["config", "model", "protocol"]
+    kind: Literal["config", "model", "protocol", "lost"]
     field: str
     expected: str
     got: str
@@ -219,9 +219,12 @@ class Verdict(_Header, frozen=True, tag="verdict"):
 
 
 class Ask(_Header, frozen=True, tag="ask"):
-    """For whom are we waiting? `seq`: the push that I have no answer to."""
+    """For whom are we waiting? `seq`: the push that I have no answer to. `anew`: my connection was made anew,
+    so that an answer may have been lost with the old one.
+    """
 
     seq: Count = 0
+    anew: bool = False
 
 
 class Waiting(_Header, frozen=True, tag="waiting"):
@@ -268,6 +271,12 @@ class JobOver(_Header, frozen=True, tag="over"):
 
 
 # --- between servers --------------------------------------------------------------------------------------
+class Known(_Header, frozen=True, tag="known"):
+    """To a server's hello: it is me whom you reach, and this proves it. A welcome follows your own proof."""
+
+    proof: bytes
+
+
 class Admitted(_Header, frozen=True, tag="admitted"):
     """This process is now that worker: take no other for it."""
 
@@ -315,6 +324,24 @@ class Scale(_Header, frozen=True, tag="scale"):
     factor: float
 
 
+BetweenServers: TypeAlias = (
+    Admitted | HeldNotice | Orders | NormReport | ShardSaved | StopWish | Scale | Fail | JobOver
+)
+
+
+class Numbered(_Header, frozen=True, tag="n"):
+    """What one server tells another: each link counts from 1."""
+
+    number: Count
+    header: BetweenServers
+
+
+class Told(_Header, frozen=True, tag="told"):
+    """So many numbered messages have gone along this link, once a second: none of them may be missing."""
+
+    sent: Count
+
+
 Header: TypeAlias = (
     Hello
     | Welcome
@@ -344,13 +371,9 @@ Header: TypeAlias = (
     | Fail
     | Left
     | JobOver
-    | Admitted
-    | HeldNotice
-    | Orders
-    | NormReport
-    | ShardSaved
-    | StopWish
-    | Scale
+    | Known
+    | Numbered
+    | Told
     | Attach
     | Attached
     | Work

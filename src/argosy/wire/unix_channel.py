@@ -266,10 +266,10 @@ class UnixListener:
         """See `Listener`."""
         return True
 
-    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         """See `Listener`."""
         if (connection := self._by_peer.get(peer)) is None:
-            return
+            return False
         # One that does not read its answers must not hold up the rest: it counts as gone, and its end of
         # the connection tells the loop so.
         try:
@@ -277,6 +277,8 @@ class UnixListener:
         except OSError:
             with contextlib.suppress(OSError):
                 connection._sock.shutdown(socket.SHUT_RDWR)
+            return False
+        return True
 
     def close(self) -> None:
         """See `Listener`."""
@@ -290,6 +292,7 @@ class UnixChannel:
     """A client's way to a server on its own host. Raises OSError if there is no such server here."""
 
     in_place = True
+    renewals = 0
 
     def __init__(self, name: str) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -150,20 +150,24 @@ class ZmqListener:
             event = recv_monitor_message(self._monitor)
             descriptor = int(event["value"])
             self._is_open[descriptor] = event["event"] != zmq.EVENT_DISCONNECTED
-            if not self._is_open[descriptor] and (peer := self._by_fd.pop(descriptor, None)) is not None:
+            if self._is_open[descriptor] or (peer := self._by_fd.pop(descriptor, None)) is None:
+                continue
+            if peer not in self._by_fd.values():  # else it has a new connection, and has spoken there
                 self._gone.append(peer)
 
     def copies(self, peer: Peer) -> bool:
         """See `Listener`."""
         return False
 
-    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
+    def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         """See `Listener`."""
         try:
             _send(self._router, [peer, *encode(header, tensors)])
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
+            return False
+        return True
 
     def close(self) -> None:
         """See `Listener`."""
@@ -189,6 +193,7 @@ class ZmqChannel:
         self._monitor = self._dealer.get_monitor_socket(_FOUND_AND_LOST)
         self._dealer.connect(_endpoint(address))
         self._lost_since: float | None = None
+        self.renewals = 0
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -206,12 +211,13 @@ class ZmqChannel:
         deadline = time.monotonic() + timeout
         while True:
             ready = dict(self._poller.poll(_milliseconds(deadline - time.monotonic())))
+            renewals = self.renewals
             if self._monitor in ready:
                 self._note_connection()
             if self._dealer in ready:
                 frames = self._dealer.recv_multipart(copy=False)
                 return decode([frame.buffer for frame in frames])
-            if not ready:
+            if not ready or self.renewals != renewals:
                 return None
 
     def descriptors(self) -> list[int]:
@@ -220,8 +226,11 @@ class ZmqChannel:
 
     def _note_connection(self) -> None:
         event = recv_monitor_message(self._monitor)
-        lost = event["event"] == zmq.EVENT_DISCONNECTED
-        self._lost_since = time.monotonic() if lost else None
+        if event["event"] == zmq.EVENT_DISCONNECTED:
+            self._lost_since = self._lost_since or time.monotonic()
+        elif self._lost_since is not None:
+            self._lost_since = None
+            self.renewals += 1
 
     def lost_for(self) -> float:
         """See `Channel`."""

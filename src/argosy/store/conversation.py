@@ -1,0 +1,175 @@
+"""A worker's channels to all servers: it asks and waits for the answer, one request at a time.
+
+Whoever waits here says for whom every few seconds, and finds out at the same time whether its push arrived:
+one that was lost with a connection is sent again, and the server knows it by its number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.spec import ClusterSpec
+from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WireError
+from argosy.store.waiting import Wait
+from argosy.wire.channel import Channel
+from argosy.wire.message import Message
+from argosy.wire.protocol import Ask, Fail, Header, JobOver, Leave, Left, OwnState, Refused, Verdict, Waiting
+
+if TYPE_CHECKING:
+    import torch
+
+H = TypeVar("H", bound=Header)
+ToServer = Callable[[int], None]
+
+# A server whose connection has been gone for so long is lost.
+LOST_AFTER = 3.0
+# Saying goodbye must not take longer than this; nor than that, once there is no connection.
+FAREWELL = 5.0
+_FAREWELL_ALONE = 1.0
+
+
+def _nothing(_: int) -> None:
+    """Nothing was asked of that server."""
+
+
+class Conversation:
+    """With every server of a cluster; `channels` are in their order."""
+
+    def __init__(self, cluster: ClusterSpec, channels: list[Channel]) -> None:
+        self.channels = channels
+        self._names = [cluster.describe(task) for task in cluster.tasks("ps")]
+        self._renewals = [0] * len(channels)  # of each connection, as far as they were seen to
+        self._kept: list[Message[Header]] = []  # the coordinator's answers that came before they were awaited
+        self._state: bytes | None = None  # this worker's own, as the coordinator was last given it
+
+    def give_state(self, state: bytes) -> None:
+        """To the coordinator: it does not answer, so this is said again if it may have been lost."""
+        self._state = state
+        self.channels[0].send(OwnState(state))
+
+    def request(
+        self,
+        server: int,
+        header: Header,
+        kind: type[H],
+        tensors: Sequence[torch.Tensor] = (),
+        repeat: bool = False,
+    ) -> Message[H]:
+        """Send, and wait for an answer of a kind. `repeat`: to ask twice does no harm."""
+        channel = self.channels[server]
+        channel.lost_for()  # takes note of a connection that was made anew before
+        self._see_to(server, _nothing)
+        while (late := channel.receive(0.0)) is not None:  # a second answer to a request that was repeated
+            self.heed(server, late.header)
+
+        def send(_: int) -> None:
+            channel.send(header, tensors)
+
+        send(server)
+        return self.wait(server, kind, send if repeat else None)
+
+    def wait(
+        self,
+        server: int,
+        kind: type[H],
+        renew: ToServer | None,
+        resend: ToServer | None = None,
+        seq: int = 0,
+    ) -> Message[H]:
+        """The next message of a kind from a server; what else comes is dealt with.
+
+        `renew`: how to ask again when the connection was made anew; None: it must not be asked twice.
+        `resend`: how to send the push `seq` to a server that does not have it.
+        """
+        began, wait = time.monotonic(), None
+        while True:
+            if server == 0 and self._kept:
+                message: Message[Header] | None = self._kept.pop()
+            else:
+                message = self.channels[server].receive(1.0 if wait is None else wait.left)
+            if message is not None and isinstance(message.header, kind):
+                return Message(message.header, message.tensors)
+            wait = wait or Wait(began)
+            if message is None:
+                self._listen_to_coordinator(server, wait, resend)
+                raise_failure_elsewhere()
+                self._check_connection(0)  # first: without the coordinator the other servers go, too
+                self._check_connection(server)
+            else:
+                wait.answered(server)
+                self.heed(server, message.header, wait, resend)
+            concerned = {0, server}
+            for each in concerned:
+                self._see_to(each, renew if each == server or resend is not None else _nothing)
+            if wait.asks(concerned):
+                for each in concerned:
+                    self.channels[each].send(Ask(seq))
+            wait.name_silent(self._names)
+
+    def _see_to(self, server: int, renew: ToServer | None) -> None:
+        """If a connection was made anew: say again what may have been lost with the old one."""
+        channel = self.channels[server]
+        if channel.renewals == self._renewals[server]:
+            return
+        self._renewals[server] = channel.renewals
+        if renew is None:
+            raise TaskLost(
+                self._names[server],
+                "the connection to it broke while its answer was awaited; start the job again: "
+                "with a directory it goes on from its newest checkpoint",
+            )
+        if server == 0 and self._state is not None:
+            channel.send(OwnState(self._state))
+        renew(server)
+
+    def _listen_to_coordinator(self, server: int, wait: Wait, resend: ToServer | None) -> None:
+        """Whoever waits for another server must hear of the end of the job, which the coordinator tells."""
+        if server == 0 or (message := self.channels[0].receive(0.0)) is None:
+            return
+        wait.answered(0)
+        if isinstance(message.header, Verdict):
+            self._kept.append(message)
+        else:
+            self.heed(0, message.header, wait, resend)
+
+    def heed(
+        self, server: int, header: Header, wait: Wait | None = None, resend: ToServer | None = None
+    ) -> None:
+        """What may come at any time: the end of the job, a refusal, or word of who is waited for."""
+        if isinstance(header, JobOver):
+            raise JobFailed(header.task, header.reason)
+        if isinstance(header, Refused):
+            raise _error(header)
+        if isinstance(header, Waiting) and wait is not None:
+            for who in header.tasks:
+                wait.name(who, header.seconds)
+            if not header.holds and resend is not None:
+                resend(server)
+
+    def _check_connection(self, server: int) -> None:
+        if self.channels[server].lost_for() > LOST_AFTER:
+            raise TaskLost(self._names[server], "its connection ended")
+
+    def end(self, header: Leave | Fail, known: bool) -> None:
+        """Tell the coordinator, and see that it has heard, if it knows this worker."""
+        channel = self.channels[0]
+        channel.send(header)
+        deadline = time.monotonic() + (FAREWELL if known else 0.0)
+        patience = 0.0 if channel.in_place else _FAREWELL_ALONE
+        while time.monotonic() < deadline and channel.lost_for() <= patience:
+            self._see_to(0, lambda _: channel.send(header))
+            message = channel.receive(0.2)
+            if message is not None and isinstance(message.header, Left | JobOver | Refused):
+                break
+
+
+def _error(refused: Refused) -> Exception:
+    if refused.kind == "lost":
+        return TaskLost(refused.field, f"{refused.got}; {refused.remedy}")
+    if refused.kind == "protocol":
+        return WireError(f"{refused.field}: expected {refused.expected}, got {refused.got}")
+    kind = ModelMismatch if refused.kind == "model" else ConfigError
+    return kind(refused.field, refused.expected, refused.got, refused.remedy)
