@@ -221,8 +221,7 @@ def test_a_mistake_in_a_row_spoils_what_depends_on_it_and_nothing_else() -> None
             assert counted.item() == 2 * turn + 2
             with pytest.raises(argosy.RemoteError, match="index_select"):
                 broken.item()
-            with pytest.raises(argosy.RemoteError):
-                client.synchronize()
+            client.synchronize()  # it was seen
 
 
 def test_a_client_that_runs_far_ahead_gets_the_same() -> None:

@@ -62,8 +62,7 @@ def _probe(
                     value.tensor = output
                     session.values[first + number] = value
         except Exception as error:
-            failed = session.fault_of(compiled.name, site, error)
-            session.fault = None  # the client is told at once
+            failed = session.faults.add(compiled.name, site, error)
     session.answer(Reply(request, [] if failed else results, failed))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from argosy.remote.compiled import flatten
 from argosy.remote.handles import Device, Meta, meta_of
-from argosy.remote.records import NAMESPACES, Result, dtype_name
+from argosy.remote.records import NAMESPACES, Result, dtype_name, dtype_of
 
 aten = torch.ops.aten
 
@@ -61,6 +61,15 @@ class Output:
         self.offset = offset  # into that, from where the input begins
         self.same_as = same_as  # the input that it is
         self.constant = constant  # what is no tensor
+
+    @classmethod
+    def read(cls, wire: Sequence[Any]) -> Output:
+        """As a task has told of it."""
+        if wire[0] == "v":
+            return cls(constant=wire[1])
+        _, dtype, shape, stride, offset, view_of, bits = wire
+        meta = meta_of(tuple(shape), tuple(stride), dtype_of(dtype), (bits[0], bits[1]))
+        return cls(meta, view_of, offset)
 
 
 class Recipe:
