@@ -18,19 +18,17 @@ from argosy.remote.records import EXPECT, SEND, TENSOR, Result, Template
 FIRST, SECOND = "/job:worker/task:0", "/job:worker/task:1"
 
 
-def operation(
-    number: int, name: str, inputs: int, mutates: tuple[int, ...] = (), view: bool = False
-) -> Compiled:
-    results = () if mutates else (Result((2,), (1,), "float32", 0 if view else -1),)
-    picks = () if mutates else (0,)
+def operation(number: int, name: str, inputs: int, writes: bool = False, view: bool = False) -> Compiled:
+    results = () if writes else (Result((2,), (1,), "float32", 0 if view else -1),)
+    picks = () if writes else (0,)
     args = [[TENSOR] for _ in range(inputs)]
-    template = Template(number, name, args, {}, inputs, 0, "cpu:0", picks, results, mutates)
+    template = Template(number, name, args, {}, inputs, 0, "cpu:0", picks, results)
     return Compiled(template, torch.device("cpu"))
 
 
 TEMPLATES = {
     0: operation(0, "aten::relu", 1),
-    1: operation(1, "aten::add_.Tensor", 2, (0,)),
+    1: operation(1, "aten::add_.Tensor", 2, writes=True),
     2: operation(2, "aten::t", 1, view=True),
 }
 

@@ -321,7 +321,6 @@ class Client(Numbers):
                 device.kind,
                 picks,
                 None if recipe.probe else results,
-                recipe.mutates,
                 recipe.random,
                 recipe.grad,
             )

@@ -100,7 +100,6 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
     # Of what the operation returns, flattened: which are new values, and what they are.
     picks: tuple[int, ...]
     results: tuple[Result, ...] | None
-    mutates: tuple[int, ...] = ()
     random: bool = False
     # Whether the client would have recorded for autograd: some kernels save more then.
     grad: bool = True

@@ -186,9 +186,10 @@ class Session:
     ) -> None:
         """An operation: now, if it waits for nothing."""
         outputs = []
+        joint = Group() if compiled.joint else None
         for number in range(compiled.outputs):
             view = compiled.views[number]
-            value = Value(Group() if view < 0 else inputs[view].group)
+            value = Value((joint or Group()) if view < 0 else inputs[view].group)
             self.values[first + number] = value
             outputs.append(value)
         if self.mail.outgoing and not compiled.light:
