@@ -24,7 +24,7 @@ LARGE, SMALL, FLIP, HALVE = range(4)
 
 def operation(number: int, name: str, args: list[Any], result: Result) -> Compiled:
     inputs = sum(each == [TENSOR] for each in args)
-    template = Template(number, name, args, {}, inputs, 0, "cpu:0", (0,), (result,), ())
+    template = Template(number, name, args, {}, inputs, 0, "cpu:0", (0,), (result,))
     return Compiled(template, torch.device("cpu"))
 
 

@@ -167,3 +167,126 @@ def test_a_task_keeps_no_copy_of_what_it_is_sent_anew(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Recording, "prune", prune)
     assert held() == quiet
     assert quiet[1] < 8 * 8 * 4  # the loss, and not the weight
+
+
+def gradients_of(wrap: Any, program: Any) -> list[Any]:
+    """What a program notes of the gradient of a weight, plain or captured."""
+    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
+        weight = argosy.place(torch.ones(2), PS).requires_grad_()
+        noted: list[Any] = []
+
+        def note(gradient: torch.Tensor | None) -> None:
+            noted.append(None if gradient is None else gradient.tolist())
+
+        program(wrap, weight, note)
+    return noted
+
+
+def _back_to_an_earlier_one(wrap: Any, weight: torch.Tensor, note: Any) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        with argosy.device(WORKER):
+            loss = (weight * x.sum()).sum()
+            loss.backward()
+        return loss.detach()
+
+    step = wrap(step)
+    for turn in range(5):
+        for size in (1, 2, 2, 1):
+            step(torch.ones(size) + turn)
+            note(weight.grad)
+            assert weight.grad is not None
+            with argosy.device(PS):  # a copy elsewhere is that of the same step
+                note(weight.grad + 1)
+
+
+def _zeroed_outside(wrap: Any, weight: torch.Tensor, note: Any) -> None:
+    step = wrap(lambda x: (weight * x).sum().backward())
+    for turn in range(8):
+        step(torch.full((2,), float(turn)))
+        note(weight.grad)
+        weight.grad = None
+
+
+def _accumulated_over_three(wrap: Any, weight: torch.Tensor, note: Any) -> None:
+    step = wrap(lambda x: (weight * x).sum().backward())
+    for turn in range(20):
+        step(torch.full((2,), float(turn)))
+        note(weight.grad)
+        if turn % 3 == 2:
+            weight.grad = None
+
+
+def _dropped_inside(wrap: Any, weight: torch.Tensor, note: Any) -> None:
+    def step(x: torch.Tensor) -> None:
+        (weight * x).sum().backward()
+        assert weight.grad is not None
+        with torch.no_grad():
+            weight.sub_(weight.grad)
+        weight.grad = None
+
+    step = wrap(step)
+    for turn in range(10):
+        if turn in (5, 8):
+            (weight * 10).sum().backward()  # it is there when the step begins
+        step(torch.full((2,), float(turn)))
+        note(weight.grad)
+        note(weight.detach())
+
+
+def _only_read(wrap: Any, weight: torch.Tensor, note: Any) -> None:
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    step = wrap(optimizer.step)
+    for turn in range(30):
+        optimizer.zero_grad()
+        (weight * turn).sum().backward()
+        step()
+        note(weight.detach())
+
+
+def _returned(wrap: Any, weight: torch.Tensor, note: Any) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor | None:
+        weight.grad = None
+        (weight * x).sum().backward()
+        return weight.grad
+
+    step = wrap(step)
+    first = None
+    for turn in range(8):
+        gradient = step(torch.full((2,), float(turn)))
+        first = gradient if first is None else first
+        note(gradient)
+        note(weight.grad)
+    note(first)
+
+
+def _of_an_argument(wrap: Any, weight: torch.Tensor, note: Any) -> None:
+    step = wrap(lambda x: (weight * x).sum().backward())
+    for turn in range(8):
+        x = argosy.place(torch.ones(2), PS).requires_grad_()
+        with torch.no_grad():
+            weight.add_(turn)
+        step(x)
+        note(x.grad)
+
+
+@pytest.mark.parametrize(
+    ("program", "recordings"),
+    [
+        (_back_to_an_earlier_one, 2),
+        (_zeroed_outside, 1),
+        (_accumulated_over_three, 3),
+        (_dropped_inside, 1),
+        (_only_read, 16),
+        (_returned, 1),
+        (_of_an_argument, 1),
+    ],
+)
+def test_gradients_are_those_of_the_last_call(
+    program: Any, recordings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[None] = []
+    build = Recording.prune  # of each recording that is replayed
+    monkeypatch.setattr(Recording, "prune", lambda *args: made.append(build(*args)))
+    assert gradients_of(argosy.capture, program) == gradients_of(lambda step: step, program)
+    assert len(made) == recordings

@@ -201,3 +201,33 @@ def test_the_same_bits_whatever_is_done_with_a_parameter(
     # Whoever writes in between may come before the worker has read it: then it is taken back.
     assert always is None or (len(announced) > 3 and all(announced)) is always
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, plain, strict=True))
+
+
+@pytest.mark.parametrize("by_view", [False, True], ids=["in the same row", "by a view of an earlier row"])
+def test_what_a_step_sends_and_writes_to_is_what_it_was_when_it_was_sent(by_view: bool) -> None:
+    with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
+        count = argosy.place(torch.zeros(COUNT), PS)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            with argosy.device(WORKER):
+                late = x
+                for _ in range(20):  # the worker reads what it was sent when it has done this
+                    late = late @ x / 300
+                before = count + late.sum() * 0
+                one = x[0, 0].exp() * 0 + 1
+            with argosy.device(PS):
+                if by_view:
+                    view = count.view(2, -1)
+                    before = before + (view * 0)[0, 0]
+                    view.add_(one)
+                else:
+                    count.add_(1)
+            return before
+
+        captured = argosy.capture(step)
+        results = []
+        for _ in range(20):
+            results.append(captured(torch.randn(300, 300)))
+            count.mul_(1)
+        for turn, result in enumerate(argosy.fetch(results)):
+            assert torch.equal(result, torch.full((COUNT,), float(turn)))

@@ -259,9 +259,7 @@ def test_an_error_names_the_line_and_the_task() -> None:
         assert "Traceback (most recent call last)" in caught.value.trace
         assert caught.value.task == HERE
         assert table.sum().item() == 6  # what does not depend on it goes on
-        with pytest.raises(RemoteError):
-            client.synchronize()
-        client.synchronize()
+        client.synchronize()  # it was seen
 
 
 def test_a_mistake_in_shapes_is_raised_at_once() -> None:

@@ -88,7 +88,7 @@ def session_with(helpers: int) -> Iterator[tuple[Session, Around]]:
 def doubling(number: int, known: bool = True) -> Template:
     """`mul_(2)`; not `known`: its results are told by running it."""
     results: tuple[Result, ...] | None = () if known else None
-    return Template(number, "aten::mul_.Scalar", [[TENSOR], 2], {}, 1, 0, "cpu:0", (), results, (0,))
+    return Template(number, "aten::mul_.Scalar", [[TENSOR], 2], {}, 1, 0, "cpu:0", (), results)
 
 
 def arrives(session: Session, *values: int) -> None:

@@ -172,9 +172,13 @@ class Analysis:
         )
         self._add(item)
         made = []
+        joint = self._memory() if compiled.joint else None
         for number in range(compiled.outputs):
             view = compiled.views[number]
-            memory = self._memory() if view < 0 else self.slots[inputs[view]].memory
+            if view < 0:
+                memory = self._memory() if joint is None else joint
+            else:
+                memory = self.slots[inputs[view]].memory
             slot = self._slot(record[2] + number, memory)
             self.slots[slot].needs, self.slots[slot].maker = item.needs, item.index
             if view < 0:

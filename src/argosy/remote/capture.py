@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from argosy.events import say
 from argosy.remote.client import Client
 from argosy.remote.dispatch import RemoteTensor, wrap
+from argosy.remote.gradients import Gradients, GradientWatch, living
 from argosy.remote.handles import Device, Handle, Memory, Meta
 from argosy.remote.link import Answer
 from argosy.remote.packing import pack
@@ -25,6 +27,9 @@ R = TypeVar("R")
 
 # So many kinds of arguments are kept; a function that is called with more runs as it is.
 _MANY = 16
+# Of one kind of arguments, so many recordings are kept, for gradients that are there at times and at others
+# not.
+_VARIANTS = 4
 # The client is never more than two strides ahead of what the tasks have begun.
 _STRIDE = 32
 
@@ -47,25 +52,28 @@ class Captured(Generic[P, R]):
     def __init__(self, function: Callable[P, R], client: Client | None = None) -> None:
         self._function = function
         self._client = client
-        self._plans: dict[Any, _Plan | None] = {}
+        self._plans: dict[Any, deque[_Plan]] = {}
+        self._in_vain = 0  # recordings since the last replay
         self._said = False
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         leaves, structure = tree_flatten((args, kwargs))
         key = (structure, *map(_kind, leaves))
-        if key not in self._plans:
-            if len(self._plans) >= _MANY:
-                return self._function(*args, **kwargs)
-            self._plans[key] = None
+        plans = self._plans.get(key)
+        if plans is None:
+            if len(self._plans) < _MANY:
+                self._plans[key] = deque(maxlen=_VARIANTS)
             return self._function(*args, **kwargs)  # what happens only the first time happens here
-        plan = self._plans[key]
-        if plan is not None and plan.holds():
-            return plan.replay(leaves)  # type: ignore[no-any-return]
-        if plan is not None and plan.hopeless:
-            return self._function(*args, **kwargs)
+        for plan in plans:
+            if plan.hopeless:
+                return self._function(*args, **kwargs)
+            if plan.holds(leaves):
+                self._in_vain = 0
+                return plan.replay(leaves)  # type: ignore[no-any-return]
+        self._in_vain += 1
         plan, returned = self._record(leaves, args, kwargs)
-        self._plans[key] = plan
+        plans.append(plan)
         return returned
 
     def _record(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
@@ -79,17 +87,21 @@ class Captured(Generic[P, R]):
     def _recorded(
         self, client: Client, tapes: Mapping[Post, Any], leaves: Sequence[Any], args: Any, kwargs: Any
     ) -> tuple[_Plan, R]:
+        watch = GradientWatch()
         recording = client.recording = Recording(client)
         try:
             with LocalTape(recording):
                 returned = self._function(*args, **kwargs)
         finally:
             client.recording = None
+            watch.stop()
             gc.collect()  # what only a cycle holds must not count as kept
             client.stop_tapes()
         plan = _Plan(client, recording)
         try:
-            plan.build(tapes, leaves, returned)
+            if self._in_vain > _MANY:
+                raise NotRepeatable("it reads gradients or numbers that are others at every call")
+            plan.build(tapes, watch, leaves, returned)
         except NotRepeatable as error:
             plan.hopeless = True
             if not self._said:
@@ -122,12 +134,22 @@ class _Plan:
         self._structure: Any = None
         self._leaves: list[Any] = []
         self._paces: list[Answer] = []
+        self._gradients = Gradients([], [])
 
-    def holds(self) -> bool:
-        """Whether what Python read from ordinary tensors is as it was."""
-        return not self.hopeless and all(tensor.item() == value for tensor, value in self._recording.guards)
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether what Python read from ordinary tensors, and the gradients that it found, are as they
+        were.
+        """
+        guards = self._recording.guards
+        return self._gradients.are_as_they_were(leaves) and all(t.item() == value for t, value in guards)
 
-    def build(self, tapes: Mapping[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
+    def build(
+        self,
+        tapes: Mapping[Post, list[list[Any]]],
+        watch: GradientWatch,
+        leaves: Sequence[Any],
+        returned: Any,
+    ) -> None:
         """Turn what was sent into plans, and tell the tasks."""
         client, recording = self._client, self._recording
         if recording.trouble:
@@ -144,6 +166,9 @@ class _Plan:
         parts = {post: recording.part(tape, renamed) for post, tape in tapes.items()}
         made = {number for part in parts.values() for number in part.made}
         outputs, self._structure = tree_flatten(returned)
+        self._gradients = watch.found(recording, leaves, outputs)
+        # What it leaves behind is another value after each replay: copies that others were given are not.
+        recording.mutated |= {each.handle.memory for each in living() if each.handle.number in made}
         self._outputs = [_Output.of(each, made) for each in outputs]
         recording.prune(outputs)
         for output, tensor in zip(self._outputs, outputs, strict=True):
@@ -191,6 +216,7 @@ class _Plan:
                 feeds = [[n, packing, first + at, count] for n, packing, at, count in message.feeds]
                 post.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
                 post.flush()
+        self._gradients.put(leaves, results)
         return tree_unflatten(results, self._structure)
 
     def _keep_pace(self) -> None:

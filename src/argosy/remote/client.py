@@ -20,7 +20,7 @@ from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError, RemoteError, TaskLost, WaitTimeout
 from argosy.events import say, say_waiting
 from argosy.remote import sites
-from argosy.remote.handles import Device, meta_of
+from argosy.remote.handles import Device
 from argosy.remote.link import Answer, Link
 from argosy.remote.names import DeviceName
 from argosy.remote.naming import readable
@@ -36,9 +36,9 @@ from argosy.remote.records import (
     FORGET,
     PROBE,
     REPORT,
+    SEEN,
     WAIT,
     Template,
-    dtype_of,
     write_argument,
 )
 from argosy.remote.seeds import Seeds
@@ -195,6 +195,9 @@ class Client(Numbers):
         return answer.message
 
     def _raise(self, fault: Fault) -> NoReturn:
+        if fault.number >= 0 and fault.task in self.posts:
+            with self.lock:  # it need not be raised again at the end
+                self.posts[fault.task].batch.extend((SEEN, fault.number))
         if fault.lost:
             raise TaskLost(fault.task, "a value that was waited for depended on it")
         raise RemoteError(
@@ -262,10 +265,10 @@ class Client(Numbers):
             raise RemoteError(
                 device.post.name, recipe.name, f"more than {_ROOM} results", sites.describe(site), ""
             )
-        return [_output(wire) for wire in message.header.results], first
+        return [Output.read(wire) for wire in message.header.results], first
 
     def synchronize(self) -> None:
-        """Wait until every task has done what it was sent; raises what went wrong since the last time."""
+        """Wait until every task has done what it was sent; raises the first error that nobody has seen."""
         asked = [self._ask(post, WAIT, None) for post in self.posts.values() if not post.lost]
         self.flush()
         for answer in asked:
@@ -318,7 +321,6 @@ class Client(Numbers):
                 device.kind,
                 picks,
                 None if recipe.probe else results,
-                recipe.mutates,
                 recipe.random,
                 recipe.grad,
             )
@@ -388,11 +390,3 @@ class Client(Numbers):
                 self.synchronize()
         finally:
             self.close()
-
-
-def _output(wire: Sequence[Any]) -> Output:
-    if wire[0] == "v":
-        return Output(constant=wire[1])
-    _, dtype, shape, stride, offset, view_of, bits = wire
-    meta = meta_of(tuple(shape), tuple(stride), dtype_of(dtype), (bits[0], bits[1]))
-    return Output(meta, view_of, offset)

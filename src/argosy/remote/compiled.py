@@ -12,6 +12,7 @@ import torch
 
 from argosy.errors import WireError
 from argosy.remote.records import NAMESPACES, ArgumentReader, FloatHole, Hole, Result, Template, dtype_name
+from argosy.remote.writing import is_joint, written
 
 _NAME = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?")
 # These reach beyond tensors: files of this machine.
@@ -56,7 +57,6 @@ class Compiled:
         self.inputs = template.inputs
         self.floats = template.floats
         self.width = 3 + template.inputs + template.floats
-        self.mutates = template.mutates
         self.random = template.random
         self.grad = template.grad
         self.results = template.results
@@ -64,8 +64,6 @@ class Compiled:
         self.picks = template.picks
         self.views = tuple(result.view_of for result in template.results or ())
         self.heavy = False
-        # It only looks at memory: what is to be sent may wait for it.
-        self.light = bool(self.views) and min(self.views) >= 0 and not self.mutates
         self.runs = 0
         self._checked = False
         self._device = device
@@ -76,9 +74,15 @@ class Compiled:
         positions = range(template.inputs)
         if (reader.tensors, reader.floats) != (template.inputs, template.floats):
             raise WireError(f"{self.name}: its holes are not what it says")
-        if not {*self.mutates, *self.views} <= {-1, *positions}:
+        if not {*self.views} <= {-1, *positions}:
             raise WireError(f"{self.name}: expected positions of its inputs")
-        self._operation, self._draws = _with_generator(find_operation(self.name), template)
+        operation = find_operation(self.name)
+        self.joint = is_joint(operation)
+        holes = written(operation, self._args, self._kwargs, lambda each: type(each) is Hole)
+        self.mutates = tuple(sorted({hole.number for hole in holes}))
+        # It only looks at memory: what is to be sent may wait for it.
+        self.light = bool(self.views) and min(self.views) >= 0 and not self.mutates
+        self._operation, self._draws = _with_generator(operation, template)
         self._simple = all(not _has_holes(each) for each in self._kwargs.values()) and not any(
             isinstance(each, list) and _has_holes(each) for each in self._args
         )

@@ -176,8 +176,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> A
         if not together or chosen is not device:
             if recipe.alias:
                 return wrap(tensors[0].handle)
-            args, kwargs = client.placer.bring(args, kwargs, chosen)
-            return _dispatch_at(func, args, kwargs, chosen)
+            return client.placer.run_at(func, args, kwargs or {}, chosen, bool(recipe.mutates))
     return _issue(client, device, recipe, tensors, signature.floats, args, kwargs)
 
 
@@ -246,22 +245,28 @@ def _issue(
 
 def _returned(recipe: Recipe, device: Device, tensors: Sequence[RemoteTensor], first: int) -> Any:
     made: list[Any] = []
+    joint = Memory() if recipe.joint else None
     for output in recipe.outputs:
         if output.meta is None:
             made.append(tensors[output.same_as] if output.same_as >= 0 else output.constant)
         else:
-            made.append(_new(output, device, tensors, first, recipe.absolute))
+            made.append(_new(output, device, tensors, first, recipe.absolute, joint))
             first += 1
     return made[0] if recipe.shape is None else _assemble(recipe.shape, iter(made))
 
 
 def _new(
-    output: Output, device: Device, tensors: Sequence[RemoteTensor], number: int, absolute: bool
+    output: Output,
+    device: Device,
+    tensors: Sequence[RemoteTensor],
+    number: int,
+    absolute: bool,
+    joint: Memory | None,
 ) -> RemoteTensor:
     meta = output.meta
     assert meta is not None
     if output.view_of < 0:
-        return wrap(Handle(number, meta, device, Memory()))
+        return wrap(Handle(number, meta, device, joint or Memory()))
     base = tensors[output.view_of].handle
     offset = output.offset if absolute else base.offset + output.offset
     return wrap(Handle(number, meta, device, base.memory, offset))
@@ -292,8 +297,8 @@ def _choose(
     recipe: Recipe, tensors: Sequence[RemoteTensor], first: Device, together: bool, wanted: Device | None
 ) -> Device:
     """What is written to stays where it is, and so do views; else the scope decides, else the bytes."""
-    if recipe.mutates:
-        return tensors[recipe.mutates[0]].handle.device
+    if recipe.stays:
+        return tensors[recipe.stays[0]].handle.device
     if recipe.is_view or recipe.alias:
         return first
     node = _current_autograd_node() if wanted is not None or scope.forward else None
@@ -347,13 +352,14 @@ def _probe(
     if recipe.learn:
         learn(recipe, outputs)
     made: list[Any] = []
+    joint = Memory() if recipe.joint else None
     for number, output in enumerate(outputs):
         if output.same_as >= 0:
             made.append(tensors[output.same_as])
         elif output.meta is None:
             made.append(output.constant)
         else:
-            made.append(_new(output, device, tensors, first + number, absolute=True))
+            made.append(_new(output, device, tensors, first + number, True, joint))
     returns = recipe.func._schema.returns
     if len(returns) == 1 and not str(returns[0].type).startswith("List"):
         return made[0]

@@ -87,7 +87,7 @@ class Mail:
             try:
                 packing, frames = pack(value.tensor, copy=self.lane(task) is None)
             except Exception as error:
-                fault = self._session.fault_of("send", site, error)
+                fault = self._session.faults.add("send", site, error)
         items, bytes_of_them = self.outgoing.setdefault(task, ([], []))
         items.append(Item(there, 0, packing, fault))
         bytes_of_them += frames
@@ -138,7 +138,7 @@ class Mail:
                     raise WireError("parcel: expected a tensor or a fault, got neither")
                 value.tensor = unpack(item.packing, frames)
             except Exception as error:
-                value.fault = self._session.fault_of("receive", -1, error)
+                value.fault = self._session.faults.add("receive", -1, error)
 
 
 def _loss(task: str) -> Fault:

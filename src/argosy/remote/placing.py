@@ -20,6 +20,7 @@ from argosy.remote import sites
 from argosy.remote.handles import Device, Handle, Memory, meta_of
 from argosy.remote.packing import dense_strides, pack
 from argosy.remote.records import EXPECT, PUT, SEND
+from argosy.remote.writing import written
 
 if TYPE_CHECKING:
     from argosy.remote.client import Client
@@ -158,14 +159,14 @@ class Placer:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: Any, wanted: Device | None
     ) -> Any:
         """See the module."""
-        from argosy.remote.dispatch import _dispatch_at, wrap
+        from argosy.remote.dispatch import wrap
 
-        written = self._written(func, args, kwargs)
-        local = [each for each in written if not hasattr(each, "handle")]
-        if local or signature.generator or self._is_view_of_ordinary(func, signature):
-            return self._run_here(func, args, kwargs, written, signature, wanted)
-        if written:
-            device = written[0].handle.device
+        writes = list(written(func, args, kwargs, torch.is_tensor))
+        here = any(not hasattr(each, "handle") for each in writes)
+        if here or signature.generator or self._is_view_of_ordinary(func, signature):
+            return self._run_here(func, args, kwargs, writes, signature, wanted)
+        if stays := list(written(func, args, kwargs, torch.is_tensor, aside=False)):
+            device = stays[0].handle.device
         elif wanted is not None:
             device = wanted
         else:
@@ -174,8 +175,29 @@ class Placer:
             return self._factory(func, args, kwargs, device)
         if func is torch.ops.aten.lift_fresh.default and not signature.tensors:
             return wrap(self.put(args[0], device))
-        args, kwargs = self.bring(args, kwargs, device)
-        return _dispatch_at(func, args, kwargs, device)
+        return self.run_at(func, args, kwargs, device, bool(writes))
+
+    def run_at(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: Device, writes: bool
+    ) -> Any:
+        """Run an operation on a device, with all that it needs; what it writes to there goes back to where it
+        was.
+        """
+        from argosy.remote.dispatch import _dispatch_at
+
+        brought = self.bring(args, kwargs, device)
+        returned = _dispatch_at(func, *brought, device)
+        if not writes:
+            return returned
+        pairs = zip(
+            written(func, args, kwargs, torch.is_tensor),
+            written(func, *brought, torch.is_tensor),
+            strict=True,
+        )
+        moved = {id(there): (mine, there) for mine, there in pairs if mine is not there}
+        for mine, there in moved.values():
+            mine.copy_(there)
+        return _replace(returned, {key: mine for key, (mine, _) in moved.items()})
 
     @staticmethod
     def _is_view_of_ordinary(func: Any, signature: Any) -> bool:
@@ -183,16 +205,6 @@ class Placer:
         if signature.tensors or not signature.ordinary or func is torch.ops.aten.lift_fresh.default:
             return False
         return any(each.alias_info is not None for each in func._schema.returns)
-
-    @staticmethod
-    def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        written = []
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[position] if position < len(args) else kwargs.get(argument.name)
-                each = value if isinstance(value, list | tuple) else (value,)
-                written += [one for one in each if isinstance(one, torch.Tensor)]
-        return written
 
     def _factory(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: Device) -> Any:
         """An operation that makes a tensor out of nothing."""
@@ -231,7 +243,7 @@ class Placer:
         func: Any,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        written: Sequence[Any],
+        writes: Sequence[Any],
         signature: Any,
         wanted: Device | None,
     ) -> Any:
@@ -242,7 +254,7 @@ class Placer:
         values = dict(zip(map(id, remote), self._client.fetch(remote), strict=True)) if remote else {}
         returned = func(*_replace(args, values), **_replace_kwargs(kwargs, values))
         back: dict[int, Any] = {}
-        for each in written:
+        for each in writes:
             if hasattr(each, "handle"):
                 each.copy_(values[id(each)])
                 back[id(values[id(each)])] = each
@@ -265,12 +277,9 @@ class Placer:
                 whole = isinstance(value, list | tuple) and len(value) == length
                 return [value[each] for each in positions] if whole else value
 
-            mine, more = self.bring(
-                [part(each) for each in args], {name: part(each) for name, each in kwargs.items()}, device
-            )
-            from argosy.remote.dispatch import _dispatch_at
-
-            returned = _dispatch_at(func, mine, more, device)
+            mine = [part(each) for each in args]
+            more = {name: part(each) for name, each in kwargs.items()}
+            returned = self.run_at(func, mine, more, device, True)
             if isinstance(returned, list | tuple) and len(returned) == len(positions):
                 for position, each in zip(positions, returned, strict=True):
                     made[position] = each

@@ -54,16 +54,16 @@ def _probe(
         try:
             for position in compiled.mutates:
                 inputs[position].group.before_writing()
+            joint = Group() if compiled.joint else None
             for number, output in enumerate(compiled.call(tensors, floats, session.generator)):
                 results.append(_describe(output, tensors))
                 if isinstance(output, torch.Tensor):
                     alias = results[-1][5]
-                    value = Value(Group() if alias < 0 else inputs[alias].group)
+                    value = Value((joint or Group()) if alias < 0 else inputs[alias].group)
                     value.tensor = output
                     session.values[first + number] = value
         except Exception as error:
-            failed = session.fault_of(compiled.name, site, error)
-            session.fault = None  # the client is told at once
+            failed = session.faults.add(compiled.name, site, error)
     session.answer(Reply(request, [] if failed else results, failed))
 
 

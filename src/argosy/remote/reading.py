@@ -28,6 +28,7 @@ _METHODS = {
     codes.REPLAY: "replay",
     codes.UNRECORD: "unrecord",
     codes.ALIAS: "alias",
+    codes.SEEN: "seen",
 }
 
 

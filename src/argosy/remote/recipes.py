@@ -7,14 +7,15 @@ that has no such kernel, gets a recipe that says so: then the task runs it and t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from argosy.remote.compiled import flatten
 from argosy.remote.handles import Device, Meta, meta_of
-from argosy.remote.records import NAMESPACES, Result, dtype_name
+from argosy.remote.records import NAMESPACES, Result, dtype_name, dtype_of
+from argosy.remote.writing import is_joint, written
 
 aten = torch.ops.aten
 
@@ -62,6 +63,15 @@ class Output:
         self.same_as = same_as  # the input that it is
         self.constant = constant  # what is no tensor
 
+    @classmethod
+    def read(cls, wire: Sequence[Any]) -> Output:
+        """As a task has told of it."""
+        if wire[0] == "v":
+            return cls(constant=wire[1])
+        _, dtype, shape, stride, offset, view_of, bits = wire
+        meta = meta_of(tuple(shape), tuple(stride), dtype_of(dtype), (bits[0], bits[1]))
+        return cls(meta, view_of, offset)
+
 
 class Recipe:
     """What an operation of one signature does."""
@@ -77,6 +87,7 @@ class Recipe:
         "grad",
         "inputs",
         "is_view",
+        "joint",
         "learn",
         "made",
         "mutates",
@@ -86,6 +97,7 @@ class Recipe:
         "random",
         "reshapes",
         "shape",
+        "stays",
         "templates",
         "whole",
     )
@@ -101,6 +113,8 @@ class Recipe:
         self.made = 0  # how many outputs are new values
         self.first: Meta | None = None  # of the only output, if it is new and not a view: the common case
         self.mutates: tuple[int, ...] = ()
+        self.stays: tuple[int, ...] = ()  # those that it runs with, where they are; others are written back
+        self.joint = is_joint(func)
         self.reshapes = False  # it changes the shape of what it writes to
         self.absolute = False  # offsets of its views count from the beginning of the memory
         self.is_view = False
@@ -136,8 +150,8 @@ def infer(
         return recipe
     metas = {id(each): _meta_tensor(each.handle.meta) for each in tensors}
     order = list(tensors)
-    written = _written(func, args, kwargs)
-    recipe.mutates = tuple(i for i, each in enumerate(order) if id(each) in written)
+    recipe.mutates = _positions(order, written(func, args, kwargs, torch.is_tensor))
+    recipe.stays = _positions(order, written(func, args, kwargs, torch.is_tensor, aside=False))
     if func in _ASK_THE_TASK or func in _LEARN:
         recipe.probe = True
         recipe.learn = func in _LEARN
@@ -238,17 +252,10 @@ def _map_kwargs(kwargs: dict[str, Any], metas: dict[int, torch.Tensor]) -> dict[
     return {name: _map(each, metas) for name, each in kwargs.items() if name != "pin_memory"}
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> set[int]:
-    """The identities of the tensors that an operation writes to."""
-    written: set[int] = set()
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        for each in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(each, torch.Tensor):
-                written.add(id(each))
-    return written
+def _positions(tensors: Sequence[torch.Tensor], some: Iterable[torch.Tensor]) -> tuple[int, ...]:
+    """Where some of the tensors are among all."""
+    wanted = {id(each) for each in some}
+    return tuple(position for position, each in enumerate(tensors) if id(each) in wanted)
 
 
 def _shape_of(returned: Any) -> Any:

@@ -166,7 +166,7 @@ class Recording:
                 if not mine:
                     continue
                 record = [codes.DROP, mine]
-            elif code in (codes.DEFINE, codes.SEED):
+            elif code in (codes.DEFINE, codes.SEED, codes.SEEN):
                 continue
             else:
                 raise NotRepeatable(

@@ -16,6 +16,7 @@
     REPLAY, plan, turn, feeds, binds, outputs                 carry them out
     UNRECORD, plan                                            forget them
     ALIAS, value, value                                       one more number for a value
+    SEEN, error                                               the program was told of this error
 
 The client writes them, the host reads and checks them. A template is an operation of PyTorch's own, with its
 arguments: constants in place, and holes for tensors and floats.
@@ -34,6 +35,7 @@ from argosy.errors import WireError
 DEFINE, PUT, SEND, EXPECT, FETCH, PROBE, SEED, DROP, FORGET, REPORT, WAIT, RECORD, REPLAY, UNRECORD, ALIAS = (
     range(-1, -16, -1)
 )
+SEEN = -16
 # How many items a record has, of those that are not operations.
 WIDTHS = {
     DEFINE: 2,
@@ -51,6 +53,7 @@ WIDTHS = {
     REPLAY: 6,
     UNRECORD: 2,
     ALIAS: 3,
+    SEEN: 2,
 }
 
 # The libraries whose operations may be run: PyTorch's own. Nothing that a user registers is among them.
@@ -97,7 +100,6 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
     # Of what the operation returns, flattened: which are new values, and what they are.
     picks: tuple[int, ...]
     results: tuple[Result, ...] | None
-    mutates: tuple[int, ...] = ()
     random: bool = False
     # Whether the client would have recorded for autograd: some kernels save more then.
     grad: bool = True

@@ -34,7 +34,9 @@ class Row:
         self.heavy = False  # worth a thread beside others
         self._analysis = analysis
         self._memory_of = [slot.memory for slot in analysis.slots]
-        self._altered = [slot for slot in segment.loads if self._memory_of[slot] in segment.alters]
+        outside = (*analysis.externals.values(), *(slot for _, _, slot in analysis.parcels))
+        came_in = {self._memory_of[slot]: slot for slot in outside}
+        self._altered = [came_in[memory] for memory in segment.alters if memory in came_in]
         self._costs = costs
         self._trials_left = 0 if is_known else _TRIALS
         self._careful = [calls.careful(item) for item in segment.items]
@@ -66,7 +68,9 @@ class Row:
         for position, item in enumerate(self.segment.items):
             dies = self.segment.dies.get(position, ())
             if item.compiled is None:
-                if self.is_known and may_moor(self._analysis, item):
+                # What this row goes on to write to would have to be taken back before anybody has read it.
+                stays = self._memory_of[item.inputs[0]] not in self.segment.alters
+                if self.is_known and stays and may_moor(self._analysis, item):
                     add(calls.moored_sender(item))
                 else:
                     add(calls.sender(item, leaving.get(item.index)))
@@ -168,7 +172,7 @@ class Row:
         owner = self._owners[position]
         item = self.segment.items[owner]
         name = "send" if item.compiled is None else item.compiled.name
-        self._spoil(replay, item, replay.session.fault_of(name, item.site, error))
+        self._spoil(replay, item, replay.session.faults.add(name, item.site, error))
         return owner + 1
 
     def _spoil(self, replay: Replay, item: Item, fault: Fault) -> None:
@@ -179,25 +183,24 @@ class Row:
 
     def _limp(self, replay: Replay, run: Run, begin: int) -> None:
         """From an item on, do what depends on nothing that is wrong."""
+        run.flush()  # what waits to be sent may be written to next, and no call that flushes is made here
         for item, call in zip(self.segment.items[begin:], self._careful[begin:], strict=True):
             wrong = [
                 replay.faults.get(slot) or replay.spoilt.get(self._memory_of[slot]) for slot in item.inputs
             ]
             fault = next((each for each in wrong if each is not None), None)
-            if item.compiled is None:
-                run.flush()  # what was to be sent before may be written to next
-                if fault is not None:
+            if fault is not None:
+                if item.compiled is None:
                     run.post(item.task, Sent(item.there, replay.turn, None, fault), [])
-                    continue
-            elif fault is not None:
-                self._spoil(replay, item, fault)
+                else:
+                    self._spoil(replay, item, fault)
                 continue
             try:
                 call(replay.frame, run)
                 run.flush()
             except Exception as error:
                 name = "send" if item.compiled is None else item.compiled.name
-                self._spoil(replay, item, replay.session.fault_of(name, item.site, error))
+                self._spoil(replay, item, replay.session.faults.add(name, item.site, error))
 
 
 class _Failed(Exception):

@@ -20,6 +20,7 @@ from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
 from argosy.remote.compiled import HEAVY, Compiled
+from argosy.remote.faults import Faults
 from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
 from argosy.remote.mail import Mail
 from argosy.remote.neighbours import Neighbours
@@ -73,7 +74,7 @@ class Session:
         self.mail = Mail(self)
         self.neighbours = Neighbours(client, self.mail.parcel, self.work, look)
         self._waits: list[int] = []
-        self.fault: Fault | None = None
+        self.faults = Faults(host.task)
         self._closed = False
         self.plans: dict[int, Plan] = {}
         self._readers = readers(self)
@@ -185,9 +186,10 @@ class Session:
     ) -> None:
         """An operation: now, if it waits for nothing."""
         outputs = []
+        joint = Group() if compiled.joint else None
         for number in range(compiled.outputs):
             view = compiled.views[number]
-            value = Value(Group() if view < 0 else inputs[view].group)
+            value = Value((joint or Group()) if view < 0 else inputs[view].group)
             self.values[first + number] = value
             outputs.append(value)
         if self.mail.outgoing and not compiled.light:
@@ -245,22 +247,12 @@ class Session:
                 inputs[position].group.before_writing()
             results = compiled.call(tensors, floats, self.generator)
         except Exception as error:
-            fault = self.fault_of(compiled.name, site, error)
+            fault = self.faults.add(compiled.name, site, error)
             self._fail(fault, inputs, compiled.mutates, outputs)
             return
         compiled.heavy = time.perf_counter() - began > HEAVY
         for value, tensor in zip(outputs, results, strict=True):
             value.tensor = tensor
-
-    def fault_of(self, operation: str, site: int, error: Exception) -> Fault:
-        """What the client is told of an exception here; the first one is kept for who asks whether all
-        went well.
-        """
-        lines = traceback.format_exception(error)
-        fault = Fault(self.host.task, operation, site, type(error).__name__, str(error), "".join(lines))
-        if self.fault is None:
-            self.fault = fault
-        return fault
 
     @staticmethod
     def _fail(
@@ -308,7 +300,7 @@ class Session:
                 try:
                     packing, bytes_of_it = pack(value.tensor, copy=self.neighbours.to_client is None)
                 except Exception as error:
-                    fault = self.fault_of("fetch", -1, error)
+                    fault = self.faults.add("fetch", -1, error)
             if fault is not None:
                 self.answer(Reply(request, [], fault))
                 return
@@ -344,6 +336,10 @@ class Session:
     def alias(self, value: int, other: int, _: Sequence[torch.Tensor]) -> None:
         """ALIAS"""
         self.values[other] = self.values[value]
+
+    def seen(self, error: int, _: Sequence[torch.Tensor]) -> None:
+        """SEEN"""
+        self.faults.see(error)
 
     def seed(self, seed: int, _: Sequence[torch.Tensor]) -> None:
         """SEED"""
@@ -383,7 +379,7 @@ class Session:
             self._answer_waits()
 
     def _answer_waits(self) -> None:
-        fault, self.fault = self.fault, None
+        fault = self.faults.first()
         for request in self._waits:
             self.answer(Reply(request, [], fault))
         self._waits.clear()

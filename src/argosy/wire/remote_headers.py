@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-REMOTE_VERSION = 1
+REMOTE_VERSION = 2
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
@@ -23,8 +23,8 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """Why an operation has no result: where it ran, what it was, the client's line, and the task's own
-    words.
+    """Why an operation has no result: where it ran, what it was, the client's line, the task's own words,
+    and its number among the errors of that task's session.
     """
 
     task: _Name
@@ -34,6 +34,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
     message: str
     trace: str = ""
     lost: bool = False
+    number: int = -1
 
 
 class Packing(msgspec.Struct, frozen=True, array_like=True):

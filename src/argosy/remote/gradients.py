@@ -1,0 +1,116 @@
+"""The gradients that a captured step reads and leaves behind, which a replay has to leave behind as well.
+
+Autograd gives a tensor its `.grad` in Python, which does not run again at a replay. So it is noted while a
+step is recorded: which `.grad` it found and used, for it to be replayed only where it finds the same; and
+which it left, to be put there by each replay.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from argosy.remote.dispatch import RemoteTensor
+from argosy.remote.handles import Handle
+from argosy.remote.recording import Recording
+
+
+def living() -> Iterator[RemoteTensor]:
+    """Every remote tensor that somebody holds."""
+    for each in gc.get_objects():
+        if type(each) is RemoteTensor and hasattr(each, "handle"):
+            yield each
+
+
+class GradientWatch:
+    """Looks on while a step is recorded. It keeps no tensor alive: what the step lets go of must be seen to
+    go.
+    """
+
+    def __init__(self) -> None:
+        self._filled: set[int] = set()
+        leaves = [each for each in living() if each.requires_grad and each.is_leaf]
+        self._before = [(weakref.ref(each), _number(each.grad)) for each in leaves]
+        self._hooks: list[Any] = []
+        for each in leaves:
+            self._hooks.append(each.register_post_accumulate_grad_hook(self._note))  # type: ignore[no-untyped-call]
+
+    def _note(self, leaf: torch.Tensor) -> None:
+        self._filled.add(id(leaf))
+
+    def stop(self) -> None:
+        """The step is over."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def found(self, recording: Recording, leaves: Sequence[Any], outputs: Sequence[Any]) -> Gradients:
+        """What it did with gradients; `leaves` are its arguments, `outputs` what it returned."""
+        places = {id(each): place for place, each in enumerate(leaves)}
+        returned = {id(each): place for place, each in enumerate(outputs)}
+        found = Gradients([], [])
+        for reference, before in self._before:
+            if (leaf := reference()) is None:
+                continue
+            place, after, filled = places.get(id(leaf), -1), leaf.grad, id(leaf) in self._filled
+            if before is not None and before in recording.externals:
+                found.used.append(_Used(leaf, place, recording.externals[before]))
+            elif filled and before is None:
+                found.used.append(_Used(leaf, place, None))
+            if filled or _number(after) != before:
+                found.left.append(_Left(leaf, place, after, returned.get(id(after), -1)))
+        return found
+
+
+@dataclass(frozen=True)
+class _Used:
+    """A tensor whose `.grad` was there, or was not, and mattered. `place`: of an argument, which."""
+
+    leaf: RemoteTensor
+    place: int
+    handle: Handle | None
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A tensor with the `.grad` that the step left; `returned`: which of its results that is, or -1."""
+
+    leaf: RemoteTensor
+    place: int
+    gradient: torch.Tensor | None
+    returned: int
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a recorded step did with gradients."""
+
+    used: list[_Used]
+    left: list[_Left]
+
+    def are_as_they_were(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call with these arguments finds what the recorded one found."""
+        for each in self.used:
+            gradient = (each.leaf if each.place < 0 else leaves[each.place]).grad
+            if getattr(gradient, "handle", gradient) is not each.handle:
+                return False
+        return True
+
+    def put(self, leaves: Sequence[Any], results: Sequence[Any]) -> None:
+        """Leave what the recorded call left."""
+        for each in self.left:
+            leaf = each.leaf if each.place < 0 else leaves[each.place]
+            gradient = each.gradient if each.returned < 0 else results[each.returned]
+            if leaf.grad is not gradient:
+                leaf.grad = gradient
+
+
+def _number(gradient: Any) -> int | None:
+    """Of the value that it is; an ordinary tensor is none."""
+    if gradient is None:
+        return None
+    return gradient.handle.number if isinstance(gradient, RemoteTensor) else -1
