@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -11,6 +11,7 @@ import torch
 
 from argosy.errors import ConfigError
 from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
+from argosy.replica.hyperparameters import take_groups
 
 
 class Watcher(Protocol):
@@ -40,6 +41,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             setattr(inner, hooks, OrderedDict())
         self.batch_weight = 1.0
         self._inner = inner
+        self._add_to_inner = inner.add_param_group
+        inner.add_param_group = self.add_param_group  # type: ignore[method-assign]  # wherever it is called
+        self._saved_groups: Sequence[dict[str, Any]] = ()
         self._exchange = exchange
         self._started = False
         self._gathered = 0  # backward passes since the last push, when `every` is used
@@ -51,7 +55,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Begin to train: called by the session, or by the first step."""
         self._started = True
         self.verdict = self._exchange.start(self._inner, training)
+        if training.hyperparameters == "checkpoint":
+            self._saved_groups = self.resumed.groups or ()
         return self.verdict
+
+    def take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take these hyperparameters; those of groups that are not there yet, when they are added."""
+        self._saved_groups = groups
+        take_groups(self, groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Inside a session, add it in every worker, before the forward pass that needs it: a
+        training that goes on from a checkpoint restores the group here.
+        """
+        if "_inner" not in self.__dict__:  # called by torch's constructor
+            super().add_param_group(param_group)
+            return
+        group, first = len(self.param_groups), sum(len(each["params"]) for each in self.param_groups)
+        self._add_to_inner(param_group)
+        take_groups(self, self._saved_groups, group)
+        if self._started:
+            self._exchange.extend(first)
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, every: int = 1, weight: float | None = None

@@ -7,6 +7,7 @@ the next. Nobody can have passed that step, because the next one needs the chief
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from argosy.replica.torch_state import TorchState
 # A replica that has left the ring gives no state: the others are not held up for it.
 _STATES_WITHIN = 5.0
 _NOTES = ".ring"
+_OLD_NOTES = ".ring-old"
+_SEEN_BY_ALL = "one that every replica of the ring sees"
 
 
 class RingSaving:
@@ -60,16 +63,29 @@ class RingSaving:
         path, step, states, groups = msgspec.msgpack.decode(
             self._meet(found)[0], type=tuple[str, int, dict[int, bytes], tuple[dict[str, object], ...] | None]
         )
-        if path and self._saving is None:
+        if self._saving is None:
+            if not self._notes.is_dir():  # the chief has made it
+                raise ConfigError(
+                    "directory", _SEEN_BY_ALL, f"{self._notes.parent}, which is not the chief's"
+                )
             try:
-                self._state.restore(Checkpoint(Path(path)))
+                if path:
+                    self._state.restore(Checkpoint(Path(path)))
             except CheckpointDamaged as error:
-                raise ConfigError("directory", "one that every replica of the ring sees", error) from None
+                raise ConfigError("directory", _SEEN_BY_ALL, error) from None
         return Resumed(step, states.get(self._rank, b""), groups)
 
     def _tidy(self) -> None:
-        disk.remove_folder(self._notes)
+        self._remove_notes()
         disk.make_folder(self._notes)
+
+    def _remove_notes(self) -> None:
+        """Out of the others' way first: nobody adds one while they are removed."""
+        old = self._notes.with_name(_OLD_NOTES)
+        disk.remove_folder(old)
+        if self._notes.is_dir():
+            self._notes.rename(old)
+            disk.remove_folder(old)
 
     # --- after each step ----------------------------------------------------------------------------------
     def after_step(self, step: int) -> None:
@@ -93,7 +109,8 @@ class RingSaving:
             return
         self._mine = self._mine or state()
         if self._saving is None:
-            self._write(f"state-{self._cut}-{self._rank}", self._mine)
+            with contextlib.suppress(FileNotFoundError):  # the chief has left, and saves no more
+                self._write(f"state-{self._cut}-{self._rank}", self._mine)
             self._cut = None
             return
         states = self._collected(self._cut)
@@ -156,5 +173,5 @@ class RingSaving:
     def close(self) -> None:
         """Let others into the directory."""
         if self._saving is not None:
-            disk.remove_folder(self._notes)
+            self._remove_notes()
             self._saving.close()

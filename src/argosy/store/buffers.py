@@ -6,7 +6,7 @@ what each worker brought last; of whole numbers, such as counters, the largest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -28,6 +28,11 @@ class Buffers:
         self.rule = rule
         self._values |= {name: value.clone() for name, value in values.items()}
         self.moving = {name: self._values[name] for name in self.moving}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """These are trained from now on, and no longer constants beside what is."""
+        for name in names:
+            self._values.pop(name, None)
 
     def known(self, name: str, value: torch.Tensor) -> bool:
         """Whether this is a buffer of that shape and dtype."""

@@ -107,6 +107,7 @@ class Carrier:
         if (step := self._saving.register(header, self.shard, known)) is not None:
             self.step = step
             self.buffers.initialise(header.buffer_rule, self._saving.buffers())
+        self.buffers.drop(parameter.name for parameter in header.layout.parameters)
 
     def give(self, message: Message[Given]) -> None:
         """What the optimizer has kept of the blocks that are about to be registered."""
