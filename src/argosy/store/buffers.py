@@ -6,7 +6,7 @@ what each worker brought last; of whole numbers, such as counters, the largest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 
 import torch
 
@@ -28,11 +28,6 @@ class Buffers:
         self.rule = rule
         self._values |= {name: value.clone() for name, value in values.items()}
         self.moving = {name: self._values[name] for name in self.moving}
-
-    def drop(self, names: Iterable[str]) -> None:
-        """These are trained from now on, and no longer constants beside what is."""
-        for name in names:
-            self._values.pop(name, None)
 
     def known(self, name: str, value: torch.Tensor) -> bool:
         """Whether this is a buffer of that shape and dtype."""
@@ -57,6 +52,10 @@ class Buffers:
             return values[0]
         stacked = torch.stack(values)
         return stacked.mean(dim=0) if stacked.dtype.is_floating_point else stacked.amax(dim=0)
+
+    def beside(self, trained: Container[str]) -> dict[str, torch.Tensor]:
+        """What is saved beside these parameters, some of which may have been constants at first."""
+        return {name: value for name, value in self._values.items() if name not in trained}
 
     def everything(self) -> dict[str, torch.Tensor]:
         """All of them: what a worker starts from."""

@@ -107,7 +107,6 @@ class Carrier:
         if (step := self._saving.register(header, self.shard, known)) is not None:
             self.step = step
             self.buffers.initialise(header.buffer_rule, self._saving.buffers())
-        self.buffers.drop(parameter.name for parameter in header.layout.parameters)
 
     def give(self, message: Message[Given]) -> None:
         """What the optimizer has kept of the blocks that are about to be registered."""
@@ -227,7 +226,8 @@ class Carrier:
                     self._settle(worker, seq)
                 case Cut(step):
                     groups = self._groups.get(0, self._first_groups)  # the chief's
-                    self._saving.cut(step, self.shard, self.layout, self.buffers.everything(), groups)
+                    buffers = self.buffers.beside({p.name for p in self.layout.parameters})
+                    self._saving.cut(step, self.shard, self.layout, buffers, groups)
 
     def scale(self, step: int, factor: float) -> None:
         """The factor of the step that stands still is known: go on."""
