@@ -68,12 +68,16 @@ class Checkpoint:
         return torch.cat(found) if len(found) != 1 else found[0]
 
     def steps(self, name: str, start: int) -> tuple[float, float]:
-        """The updates that the optimizer has counted for these elements, and which stretch they belong to."""
+        """The updates that the optimizer has counted for these elements, and which stretch they belong to.
+
+        One that does not count (SGD, where torch steps it) has updated what it keeps something of.
+        """
         for first, last, reader, entry in self._parts.get(("step", name), ()):
             if first <= start < last or first == last == start:
                 count, *stretch = reader.read(entry).view(-1).tolist()
                 return count, stretch[0] if stretch else 0.0
-        return 0.0, 0.0
+        begun = any(kind.startswith("slot/") for kind in self.kinds_of(name))
+        return float(begun), 0.0
 
 
 def load(
@@ -96,7 +100,8 @@ def load(
         value = checkpoint.tensor(kind, parameter.name).view(parameter.shape)
         state[parameter.name] = value.to(torch_dtype(dtype))
     for name in contents.buffers:
-        state[name] = checkpoint.tensor("buffer", name)
+        if name not in state:  # else it was a constant at first, and trained later
+            state[name] = checkpoint.tensor("buffer", name)
     for name, other in contents.tied.items():
         state[name] = state[other]
     return state

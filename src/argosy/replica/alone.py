@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from argosy.modes import Local
-from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, parameters_of
+from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, parameters_of, scale_gradients
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.own_saving import OwnSaving
 from argosy.replica.torch_state import TorchState
@@ -22,6 +22,7 @@ class AloneExchange:
         self._step = 0
         self._last_step: int | None = None
         self._saving: OwnSaving | None = None
+        self._state: TorchState | None = None
         self._averages = OwnAverages((), None)
         self.resumed = Resumed()
         self.keeps_state = False
@@ -33,9 +34,9 @@ class AloneExchange:
         self._last_step = training.last_step
         self._averages = OwnAverages(self._parameters(), training.average)
         if training.keeping is not None:
-            state = TorchState(training.model, optimizer)
-            state.averages = self._averages.values
-            self._saving = OwnSaving(training, training.keeping, Local(), state)
+            self._state = TorchState(training.model, optimizer)
+            self._state.averages = self._averages.values
+            self._saving = OwnSaving(training, training.keeping, Local(), self._state)
             self.resumed, _ = self._saving.begin()
             begin_from(optimizer, training, self.resumed)
             self._step = self.resumed.step
@@ -48,14 +49,21 @@ class AloneExchange:
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for _, parameter in parameters_of(self._optimizer)]
 
+    def extend(self, first: int) -> None:
+        """See `Exchange`."""
+        if self._state is not None:
+            self._state.restore_later(first)
+        self._averages.extend(self._parameters())
+        if self._state is not None:
+            self._state.restore_averages(first)
+
     def step(self, weight: float, scale: float) -> Verdict:
         """See `Exchange`."""
         self.give_state()
         if self._last_step is not None and self._step >= self._last_step:
             return Verdict("dropped", self._step, stop=True)
         if scale != 1.0:
-            gradients = [p.grad for p in self._parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, scale)
+            scale_gradients(self._parameters(), scale)
         if self._clip_norm is not None:
             clip_grad_norm_(self._parameters(), self._clip_norm)
         self._optimizer.step()

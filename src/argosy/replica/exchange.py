@@ -5,7 +5,7 @@ One exchange a way of working: servers, the ring, alone. Switching is one argume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -81,6 +81,11 @@ class Exchange(Protocol):
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """Begin: the parameters become the chief's."""
 
+    def extend(self, first: int) -> None:
+        """The optimizer has more parameters now, from number `first` on: they get what was saved of them, or
+        the chief's values.
+        """
+
     def step(self, weight: float, scale: float) -> Verdict:
         """Give the gradients, times `scale` and with this weight in the mean; get fresh parameters."""
 
@@ -145,6 +150,12 @@ def tied_names(model: nn.Module | None) -> dict[str, str]:
         if name in saved and first.setdefault(id(tensor), name) != name:
             tied[name] = first[id(tensor)]
     return tied
+
+
+def scale_gradients(parameters: Iterable[torch.Tensor], scale: float) -> None:
+    """Multiply the gradients of those that have one."""
+    if gradients := [parameter.grad for parameter in parameters if parameter.grad is not None]:
+        torch._foreach_mul_(gradients, scale)
 
 
 def begin_from(optimizer: torch.optim.Optimizer, training: Training, resumed: Resumed) -> None:

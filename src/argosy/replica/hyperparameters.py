@@ -16,9 +16,9 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def take_groups(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]) -> None:
-    """Set those that the optimizer has."""
-    for group, saved in zip(optimizer.param_groups, groups, strict=False):
+def take_groups(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]], first: int = 0) -> None:
+    """Set those that the optimizer has, of the groups from number `first` on."""
+    for group, saved in zip(optimizer.param_groups[first:], groups[first:], strict=False):
         for key in group.keys() & saved.keys():
             if isinstance(group[key], torch.Tensor):
                 group[key].fill_(saved[key])

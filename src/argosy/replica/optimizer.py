@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -11,6 +12,12 @@ import torch
 
 from argosy.errors import ConfigError, SaveFailed
 from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
+from argosy.replica.hyperparameters import take_groups
+
+# Far beyond any batch size, and so that the sum of many is still a number.
+_TOO_HEAVY = 1e20
+# Servers take what is smaller for zero (denormal numbers are slow), and cannot divide by that.
+_NOTHING = sys.float_info.min
 
 
 class Watcher(Protocol):
@@ -38,8 +45,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(self, hooks, getattr(inner, hooks))
             setattr(inner, hooks, OrderedDict())
-        self.batch_weight = 1.0
+        self.batch_weight: float | None = None  # of the batch at hand, where gradients are weighted
+        self._weight: float | None = None  # of what has been accumulated since the last push
         self._inner = inner
+        self._add_to_inner = inner.add_param_group
+        inner.add_param_group = self.add_param_group  # type: ignore[method-assign]  # wherever it is called
+        self._saved_groups: Sequence[dict[str, Any]] = ()
         self._exchange = exchange
         self._started = False
         self._gathered = 0  # backward passes since the last push, when `every` is used
@@ -51,7 +62,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Begin to train: called by the session, or by the first step."""
         self._started = True
         self.verdict = self._exchange.start(self._inner, training)
+        if training.hyperparameters == "checkpoint":
+            self._saved_groups = self.resumed.groups or ()
         return self.verdict
+
+    def take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take these hyperparameters; those of groups that are not there yet, when they are added."""
+        self._saved_groups = groups
+        take_groups(self, groups)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Inside a session, add it in every worker, before the forward pass that needs it: a
+        training that goes on from a checkpoint restores the group here.
+        """
+        if "_inner" not in self.__dict__:  # called by torch's constructor
+            super().add_param_group(param_group)
+            return
+        group, first = len(self.param_groups), sum(len(each["params"]) for each in self.param_groups)
+        self._add_to_inner(param_group)
+        take_groups(self, self._saved_groups, group)
+        if self._started:
+            self._exchange.extend(first)
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, every: int = 1, weight: float | None = None
@@ -59,8 +90,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Push the gradients, wait, pull fresh parameters; says what became of the gradient.
 
         `every=k`: accumulate, and push the mean of k backward passes at each k-th call; the calls between
-        are answered "held" and `zero_grad` keeps the gradients. `weight`: of this gradient in a weighted
-        mean (`Sync(weighted=True)`); default: the batch size.
+        are answered "held" and `zero_grad` keeps the gradients. `weight`: of this backward pass in a weighted
+        mean (`Sync(weighted=True)`); default: the batch size. The mean of several weighs as much as they do
+        together; what weighs nothing is skipped.
         """
         if every < 1:
             raise ConfigError("step(every)", "a number of backward passes, 1 or more", every)
@@ -71,10 +103,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 closure()
         if self._found_inf():
             return self.skip()
+        self._weigh(weight)
         self._gathered += 1
         if self._gathered < every:
             self._exchange.accumulate(self._gathered + 1 < every)
             return Verdict("held", self.verdict.global_step)
+        if self._weight is not None and self._weight < _NOTHING:
+            return self.skip()
         self._gathered = 0
         self._exchange.accumulate(every > 1)  # the next passes are likely to be like these
         for pre in self._optimizer_step_pre_hooks.values():
@@ -85,13 +120,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.skip()
                 return self._made()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
-        self.verdict = self._exchange.step(
-            self.batch_weight if weight is None else float(weight), self._loss_scale() / every
-        )
+        weighs, self._weight = self._weight, None
+        self.verdict = self._exchange.step(1.0 if weighs is None else weighs, self._loss_scale() / every)
         self._made()
         if self.watcher is not None:
             self.watcher.after_step()
         return self.verdict
+
+    def _weigh(self, weight: float | None) -> None:
+        """A backward pass belongs to the next push, with this weight."""
+        known = self.batch_weight if weight is None else float(weight)
+        if known is None:
+            return
+        if not 0.0 <= known < _TOO_HEAVY:
+            raise ConfigError("step(weight)", f"a number from 0 to {_TOO_HEAVY}", known)
+        self._weight = known + (self._weight or 0.0)
 
     def _made(self) -> Verdict:
         for post in self._optimizer_step_post_hooks.values():
@@ -109,12 +152,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield
         finally:
             self._exchange.accumulate(False)
+            self._weigh(None)
 
     def skip(self) -> Verdict:
         """Contribute nothing to this step, and hold nobody up: for gradients that are not finite."""
         if not self._started:
             self.start(Training(model=None))
         self._gathered = 0
+        self._weight = None
         self.keep_back = False
         self.verdict = self._exchange.skip()
         if self.watcher is not None:
@@ -175,6 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """As torch's; in the middle of an accumulation it keeps the gradients."""
         if self._gathered:
             return
+        self._weight = None
         if not set_to_none or type(self._inner).zero_grad is not torch.optim.Optimizer.zero_grad:
             self._inner.zero_grad(set_to_none)
             return

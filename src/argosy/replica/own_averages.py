@@ -13,10 +13,21 @@ class OwnAverages:
     """`values` is empty if none are kept."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], decay: float | None) -> None:
-        self._parameters = list(parameters)
+        self._parameters: list[torch.Tensor] = []
         self._decay = decay
-        self.values = [] if decay is None else [parameter.detach().clone() for parameter in parameters]
+        self.values: list[torch.Tensor] = []
         self._aside: list[torch.Tensor] = []  # the parameters, while the averages are in their place
+        self.extend(parameters)
+
+    def extend(self, parameters: Sequence[torch.Tensor]) -> None:
+        """These are all parameters now: averages of new ones begin where they are."""
+        if self._decay is None:
+            return
+        fresh = list(parameters)[len(self._parameters) :]
+        self._parameters += fresh
+        self.values += [parameter.detach().clone() for parameter in fresh]
+        if self._aside:
+            self._aside += [parameter.detach().clone() for parameter in fresh]
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -27,7 +38,8 @@ class OwnAverages:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """A step has been made."""
-        if self._decay is not None:
+        if self.values:
+            assert self._decay is not None
             torch._foreach_lerp_(self.values, self._parameters, 1.0 - decay_at(self._decay, step))
 
     @torch.no_grad()

@@ -38,6 +38,7 @@ class Packing:
         self._pieces = [piece for block in layout.pieces_by_block() for piece in block]
         self._shapes = [layout.parameters[piece.parameter].shape for piece in self._pieces]
         self._whole = [piece.count == layout.parameters[piece.parameter].count for piece in self._pieces]
+        self._narrows = bool(wire_dtypes)
         self._by_server = [(block.server, number) for number, block in enumerate(layout.blocks)]
         self._gradients = _reserved(layout, reserve, wire_dtypes)
         self._gradient_views = self._views(self._gradients)
@@ -78,11 +79,14 @@ class Packing:
                 continue
             targets.append(view)
             sources.append(gradient if whole and not gradient.is_sparse else _part(gradient, piece, whole))
+        if sources and scale != 1.0 and self._narrows:
+            # What is to be scaled down may be too large for the dtype in which it travels.
+            sources, scale = list(torch._foreach_mul(sources, scale)), 1.0
         if sources:
             torch._foreach_copy_(targets, sources, non_blocking=bool(self._pinned.devices))
             self._pinned.wait()
-        if scale != 1.0:
-            torch._foreach_mul_(self._gradients, scale)
+            if scale != 1.0:
+                torch._foreach_mul_(self._gradients, scale)
         return dict(self._split_gradients), tuple(sorted(absent))
 
     def pack_piece(self, parameter: int, block: int) -> None:

@@ -26,6 +26,8 @@ from argosy.replica.torch_state import TorchState
 # A replica that has left the ring gives no state: the others are not held up for it.
 _STATES_WITHIN = 5.0
 _NOTES = ".ring"
+_OLD_NOTES = ".ring-old"
+_SEEN_BY_ALL = "one that every replica of the ring sees"
 
 
 class RingSaving:
@@ -62,16 +64,29 @@ class RingSaving:
         path, step, states, groups = msgspec.msgpack.decode(
             self._meet(found)[0], type=tuple[str, int, dict[int, bytes], tuple[dict[str, object], ...] | None]
         )
-        if path and self._saving is None:
+        if self._saving is None:
+            if not self._notes.is_dir():  # the chief has made it
+                raise ConfigError(
+                    "directory", _SEEN_BY_ALL, f"{self._notes.parent}, which is not the chief's"
+                )
             try:
-                self._state.restore(Checkpoint(Path(path)))
+                if path:
+                    self._state.restore(Checkpoint(Path(path)))
             except CheckpointDamaged as error:
-                raise ConfigError("directory", "one that every replica of the ring sees", error) from None
+                raise ConfigError("directory", _SEEN_BY_ALL, error) from None
         return Resumed(step, states.get(self._rank, b""), groups)
 
     def _tidy(self) -> None:
-        disk.remove_folder(self._notes)
+        self._remove_notes()
         disk.make_folder(self._notes)
+
+    def _remove_notes(self) -> None:
+        """Out of the others' way first: nobody adds one while they are removed."""
+        old = self._notes.with_name(_OLD_NOTES)
+        disk.remove_folder(old)
+        if self._notes.is_dir():
+            self._notes.rename(old)
+            disk.remove_folder(old)
 
     # --- after each step ----------------------------------------------------------------------------------
     def after_step(self, step: int) -> None:
@@ -97,6 +112,8 @@ class RingSaving:
         if self._saving is None:
             try:
                 self._write(f"state-{self._cut}-{self._rank}", self._mine)
+            except FileNotFoundError:
+                pass  # the chief has left, and saves no more
             except OSError as error:  # a full disk does not end a training
                 say(f"CANNOT SAVE this worker's own state at step {self._cut}: {describe(error)}")
             self._cut = None
@@ -168,5 +185,5 @@ class RingSaving:
     def close(self) -> None:
         """Let others into the directory."""
         if self._saving is not None:
-            disk.remove_folder(self._notes)
+            self._remove_notes()
             self._saving.close()

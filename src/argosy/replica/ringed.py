@@ -17,7 +17,15 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError, ModelMismatch
-from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
+from argosy.replica.exchange import (
+    Resumed,
+    Training,
+    Verdict,
+    begin_from,
+    names_of,
+    parameters_of,
+    scale_gradients,
+)
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.ring_items import buffer_places, cut, device_of, gradient_of, item_of, views
 from argosy.replica.ring_saving import RingSaving
@@ -50,6 +58,7 @@ class RingExchange:
         self._under_way = False
         self._backward = -1
         self._saving: RingSaving | None = None
+        self._state: TorchState | None = None
         self._stop_at: int | None = None  # told by the chief
         self._averages = OwnAverages((), None)
         self.resumed = Resumed()
@@ -75,7 +84,7 @@ class RingExchange:
             if training.initial is not None and self._member.rank == 0:
                 training.initial()
             return
-        state = TorchState(training.model, self._optimizer)
+        self._state = state = TorchState(training.model, self._optimizer)
         state.averages = self._averages.values
         member = self._member
         self._saving = RingSaving(
@@ -84,6 +93,16 @@ class RingExchange:
         self.resumed = self._saving.begin()
         begin_from(self._optimizer, training, self.resumed)
         self._step = self.resumed.step
+
+    def extend(self, first: int) -> None:
+        """See `Exchange`."""
+        if self._state is not None:
+            self._state.restore_later(first)
+        self._open()
+        self._outcome = None
+        self._averages.extend(self._parameters)
+        if self._state is not None:
+            self._state.restore_averages(first)
 
     def _open(self) -> None:
         """Agree on what is trained, take the chief's values, and make room for the gradients."""
@@ -283,8 +302,7 @@ class RingExchange:
         if self._stops:
             return Verdict("dropped", self._step, stop=True)
         if sum(len(group["params"]) for group in self._optimizer.param_groups) != len(self._parameters):
-            self._open()
-            self._outcome = None
+            self.extend(len(self._parameters))
         if self._outcome is None:
             self._begin()
             self._end()
@@ -294,9 +312,8 @@ class RingExchange:
         outcome, self._outcome = self._outcome, None
         if outcome is None or not outcome.givers:
             return Verdict("skipped", self._step, stop=self._stops)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
         if scale != 1.0:
-            torch._foreach_mul_(gradients, scale)
+            scale_gradients(self._parameters, scale)
         if self._clip_norm is not None:
             clip_grad_norm_(self._parameters, self._clip_norm)
         self._optimizer.step()

@@ -131,6 +131,13 @@ class ServedExchange:
         self._layout = layout
         self._count = len(parameters)
 
+    def extend(self, first: int) -> None:
+        """See `Exchange`. Buffers stay as they are: this worker may have changed some in this step."""
+        self._register()
+        answers = self._ask("pull", {})
+        self._take_values(answers)
+        self._version, self._cut = answers[0].header.step, answers[0].header.cut
+
     def _give_slots(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
         """An optimizer that has been stepped before, or was loaded, goes on from there on the servers."""
         states = [self._optimizer.state.get(parameter, {}) for parameter in parameters]
@@ -273,15 +280,18 @@ class ServedExchange:
 
     def _take(self, answers: Sequence[Message[WireVerdict]]) -> Verdict:
         first = answers[0].header
-        values = [answer.tensors for answer in answers]
-        if first.buffers:
-            count = len(values[0]) - len(first.buffers)
-            self._state.take(dict(zip(first.buffers, values[0][count:], strict=True)))
-            values[0] = values[0][:count]
-        self._packing.unpack(values, self._in_place)
+        if names := first.buffers:
+            self._state.take(dict(zip(names, answers[0].tensors[-len(names) :], strict=True)))
+        self._take_values(answers)
         self._version = first.step
         self._cut = first.cut
         return Verdict(first.status, first.step, first.staleness, first.stop)
+
+    def _take_values(self, answers: Sequence[Message[WireVerdict]]) -> None:
+        values = [answer.tensors for answer in answers]
+        if names := answers[0].header.buffers:
+            values[0] = values[0][: -len(names)]
+        self._packing.unpack(values, self._in_place)
 
     def release(self) -> None:
         """See `Exchange`."""

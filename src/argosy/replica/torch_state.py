@@ -28,6 +28,7 @@ class TorchState:
         self._optimizer = optimizer
         self.averages: list[torch.Tensor] = []
         self._copies: dict[str, torch.Tensor] = {}
+        self._restored: Checkpoint | None = None  # what the training goes on from
 
     def _named(self) -> list[tuple[str, int, nn.Parameter]]:
         pairs = parameters_of(self._optimizer)
@@ -80,22 +81,55 @@ class TorchState:
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
         """Set everything to what was saved; refuses a checkpoint of another model, by name."""
+        self._restored = checkpoint
         saved = {parameter.name: parameter for parameter in checkpoint.index.parameters}
-        buffers = self.buffers()
-        for number, (name, _, parameter) in enumerate(self._named()):
+        for name, _, parameter in self._named():
             shape = list(saved[name].shape) if name in saved else "none"
-            if shape != list(parameter.shape):
-                remedy = "it is of another model: choose another directory"
-                expected = f"{shape}, as in {checkpoint.path}"
-                raise ConfigError(f"parameter {name}", expected, list(parameter.shape), remedy)
-            parameter.copy_(checkpoint.tensor("param", name).view(parameter.shape))
-            self._restore_slots(checkpoint, name, parameter)
-            if self.averages:
-                kind = "average" if checkpoint.has("average", name) else "param"
-                self.averages[number].copy_(checkpoint.tensor(kind, name).view(parameter.shape))
+            self._check_shape(checkpoint, name, shape, parameter)
+            self._restore_parameter(checkpoint, name, parameter)
+        self.restore_averages(0)
         if self._model is not None:
-            found = {n: checkpoint.tensor("buffer", n) for n in buffers if checkpoint.has("buffer", n)}
+            # One that is not trained yet may have been when it was saved.
+            kinds = {name: "param" if name in saved else "buffer" for name in self.buffers()}
+            found = {n: checkpoint.tensor(kind, n) for n, kind in kinds.items() if checkpoint.has(kind, n)}
             self._model.load_state_dict(found, strict=False)
+
+    @torch.no_grad()
+    def restore_later(self, first: int) -> None:
+        """Parameters from number `first` on were added in the middle of the training: they get what was saved
+        of them, unless the checkpoint is from before they were added.
+        """
+        if (checkpoint := self._restored) is None:
+            return
+        saved = {parameter.name: list(parameter.shape) for parameter in checkpoint.index.parameters}
+        for name, _, parameter in self._named()[first:]:
+            if name in saved:
+                self._check_shape(checkpoint, name, saved[name], parameter)
+                self._restore_parameter(checkpoint, name, parameter)
+
+    @torch.no_grad()
+    def restore_averages(self, first: int) -> None:
+        """Those of the parameters from number `first` on; not kept before, they begin at the parameters."""
+        if self._restored is None or not self.averages:
+            return
+        for number, (name, _, parameter) in enumerate(self._named()[first:], start=first):
+            kind = "average" if self._restored.has("average", name) else "param"
+            if self._restored.has(kind, name):
+                self.averages[number].copy_(self._restored.tensor(kind, name).view(parameter.shape))
+
+    @staticmethod
+    def _check_shape(
+        checkpoint: Checkpoint, name: str, shape: list[int] | str, parameter: nn.Parameter
+    ) -> None:
+        if shape != list(parameter.shape):
+            remedy = "it is of another model: choose another directory"
+            expected = f"{shape}, as in {checkpoint.path}"
+            raise ConfigError(f"parameter {name}", expected, list(parameter.shape), remedy)
+
+    def _restore_parameter(self, checkpoint: Checkpoint, name: str, parameter: nn.Parameter) -> None:
+        parameter.copy_(checkpoint.tensor("param", name).view(parameter.shape))
+        if not checkpoint.has("step", name) or checkpoint.steps(name, 0)[0]:
+            self._restore_slots(checkpoint, name, parameter)  # else no update so far: torch has no state
 
     def _restore_slots(self, checkpoint: Checkpoint, name: str, parameter: nn.Parameter) -> None:
         state: dict[str, Any] = {}

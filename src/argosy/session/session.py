@@ -22,7 +22,7 @@ from argosy.modes import Sync
 from argosy.observe.lines import numbers_text, step_text
 from argosy.observe.watch import Watch
 from argosy.replica.exchange import Training, Verdict
-from argosy.replica.hyperparameters import groups_of, take_groups
+from argosy.replica.hyperparameters import groups_of
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.signals import Signals
 from argosy.session import state as own
@@ -131,7 +131,7 @@ class Session:
         own.restore(state.random)
         self._feed.resume(state)
         if self._training.hyperparameters == "checkpoint":
-            take_groups(self.optimizer, state.groups)
+            self.optimizer.take_groups(state.groups)
         for name, kept in state.kept.items():
             if name in self._kept:
                 self._kept[name].load_state_dict(kept)

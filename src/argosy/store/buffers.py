@@ -6,7 +6,7 @@ what each worker brought last; of whole numbers, such as counters, the largest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 
@@ -52,6 +52,10 @@ class Buffers:
             return values[0]
         stacked = torch.stack(values)
         return stacked.mean(dim=0) if stacked.dtype.is_floating_point else stacked.amax(dim=0)
+
+    def beside(self, trained: Container[str]) -> dict[str, torch.Tensor]:
+        """What is saved beside these parameters, some of which may have been constants at first."""
+        return {name: value for name, value in self._values.items() if name not in trained}
 
     def everything(self) -> dict[str, torch.Tensor]:
         """All of them: what a worker starts from."""

@@ -232,7 +232,8 @@ class Carrier:
                     self._settle(worker, seq)
                 case Cut(step):
                     groups = self._groups.get(0, self._first_groups)  # the chief's
-                    self._saving.cut(step, self.shard, self.layout, self.buffers.everything(), groups)
+                    buffers = self.buffers.beside({p.name for p in self.layout.parameters})
+                    self._saving.cut(step, self.shard, self.layout, buffers, groups)
 
     def scale(self, step: int, factor: float) -> None:
         """The factor of the step that stands still is known: go on."""

@@ -26,7 +26,9 @@ from argosy.store.layout import Layout
 from argosy.store.reception import refusal
 from argosy.store.shard import Shard
 from argosy.store.snapshot import Snapshot, restore
+from argosy.wire.frames import Dtype
 from argosy.wire.protocol import Group, Open, Opened, Refused, Register, ShardSaved
+from argosy.wire.tensors import torch_dtype
 
 # How long a cut waits for the own state of asynchronous workers.
 _STATES_WITHIN = 5.0
@@ -82,20 +84,25 @@ class Saving:
             if self._restored is None:
                 self._restored = Checkpoint(Path(header.restore))
                 step = self._restored.index.step
-            known = {parameter.name for parameter in self._restored.index.parameters}
             # What is added in the middle of a training may have been added after the checkpoint, too.
-            if not again or {p.name for p in layout.parameters} <= known:
-                restore(shard, layout, self._restored, first)
+            restore(shard, layout, self._restored, first, partly=again)
         if self._writer is not None:
             self._snapshot.prepare(shard)
         return step
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """The saved buffers, on the coordinator, where they lie."""
-        if self._restored is None or self._server != 0:
+        """The saved buffers, on the coordinator, where they lie; and constants that were trained by then."""
+        if self._restored is None or self._register is None or self._server != 0:
             return {}
-        saved = self._restored
-        return {name: saved.tensor("buffer", name) for name in saved.index.buffers}
+        saved, found = self._restored, dict[str, torch.Tensor]()
+        for name in saved.index.buffers:
+            found[name] = saved.tensor("buffer", name)
+        for parameter in saved.index.parameters:
+            if parameter.name in self._register.buffers:
+                dtype: Dtype = parameter.dtype  # type: ignore[assignment]  # checked when it was written
+                value = saved.tensor("param", parameter.name)
+                found[parameter.name] = value.view(parameter.shape).to(torch_dtype(dtype))
+        return found
 
     @property
     def groups(self) -> tuple[Group, ...] | None:

@@ -229,7 +229,7 @@ class Shard:
             else:
                 absent = [self._absent[position] for position in positions]
                 optimizer.update([means.get(position) for position in positions], absent)
-        if self.average is not None:
+        if self.average is not None and self._averages:  # a server may keep nothing
             torch._foreach_lerp_(self._averages, self._masters, 1.0 - decay_at(self.average, step))
         self._means = {}
         self._values = {}

@@ -69,9 +69,12 @@ def _count(state: BlockState, piece: Piece, layout: Layout) -> Entry:
 
 
 @torch.no_grad()
-def restore(shard: Shard, layout: Layout, checkpoint: Checkpoint, first: int) -> None:
-    """Set the blocks from number `first` on to what a checkpoint has of them."""
-    check_fits(layout, checkpoint)
+def restore(shard: Shard, layout: Layout, checkpoint: Checkpoint, first: int, partly: bool = False) -> None:
+    """Set the blocks from number `first` on to what a checkpoint has of them.
+
+    `partly`: parameters that it does not have are left as they are, and not refused.
+    """
+    check_fits(layout, checkpoint, partly)
     for number, state in list(enumerate(shard.blocks()))[first:]:
         steps: list[tuple[int, int, float, float]] = []
         for piece in state.pieces:
@@ -87,12 +90,14 @@ def restore(shard: Shard, layout: Layout, checkpoint: Checkpoint, first: int) ->
         shard.restore_steps(number, steps)
 
 
-def check_fits(layout: Layout, checkpoint: Checkpoint) -> None:
+def check_fits(layout: Layout, checkpoint: Checkpoint, partly: bool = False) -> None:
     """Refuse a checkpoint of another model, by name."""
     saved = {parameter.name: parameter for parameter in checkpoint.index.parameters}
     remedy = "it is of another model: choose another directory"
     for parameter in layout.parameters:
         known = saved.get(parameter.name)
+        if known is None and partly:
+            continue
         if known is None:
             raise ConfigError(f"parameter {parameter.name}", f"it in {checkpoint.path}", "none", remedy)
         if known.shape != parameter.shape:
