@@ -19,6 +19,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 MAY_IMPORT = {
     "errors": set(),
     "events": set(),
+    "script": set(),
     "modes": {"errors"},
     "cluster": {"errors", "events", "modes"},
     "update": {"modes"},
@@ -31,6 +32,7 @@ MAY_IMPORT = {
     "replica": {
         "errors",
         "events",
+        "script",
         "modes",
         "cluster",
         "update.decisions",
@@ -81,7 +83,18 @@ MAY_IMPORT = {
 }
 # No input or output, no clock, no chance, no tensors: decisions only.
 PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
-WITHOUT_TORCH = {"errors", "events", "modes", "cluster", "update", "launch", "observe", "bench", "cli"}
+WITHOUT_TORCH = {
+    "errors",
+    "events",
+    "script",
+    "modes",
+    "cluster",
+    "update",
+    "launch",
+    "observe",
+    "bench",
+    "cli",
+}
 # A forked task runs the user's own script, from the user's own disk.
 RUNS_THE_SCRIPT = {"argosy.launch.forked"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}

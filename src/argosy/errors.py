@@ -2,7 +2,8 @@
 
     ArgosyError
     ├── ConfigError        what the user gave cannot work; nothing was started; exit code 2
-    │   └── ModelMismatch  this replica's model is not the one the chief registered
+    │   ├── ModelMismatch  this replica's model is not the one the chief registered
+    │   └── CallError      a call at the wrong moment, or with the wrong thing; names the script's line
     ├── WaitTimeout        somebody did not arrive in time; names the missing tasks
     ├── TaskLost           a task that the job cannot do without has gone
     ├── JobFailed          another task failed first; names it and its error
@@ -41,6 +42,20 @@ class ConfigError(ArgosyError):
 
 class ModelMismatch(ConfigError):
     """A replica's model differs from the registered one in names, shapes or dtypes."""
+
+
+class CallError(ConfigError):
+    """The script's line `where` calls `call`, which cannot work there: `problem`."""
+
+    def __init__(self, where: str, call: str, problem: str, remedy: str) -> None:
+        super().__init__(call, "a call that can work", problem, remedy)
+        self.where = where
+        self.args = (f"{where}: {call}: {problem}; {remedy}",)
+
+    @property
+    def brief(self) -> str:
+        """For the other tasks, which run the same script and need not repeat all of it."""
+        return f"{self.field} at {self.where} cannot work"
 
 
 class WaitTimeout(ArgosyError):

@@ -139,3 +139,31 @@ def test_data_and_optimizer(jobs: Jobs, tmp_path: Path) -> None:
     assert ps.wait() == 1, ps  # it hears of it, and ends
     assert time.monotonic() - begin < 15, ps
     assert "the job was ended by /job:worker/task:0" in ps.err, ps
+
+
+CALLS = """
+import sys, torch, argosy
+
+replica = argosy.join()
+model = torch.nn.Linear(2, 2)
+optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1))
+if sys.argv[1] == "join":
+    argosy.join()
+replica.distribute(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("join", "train.py:8: join(): this process joined its cluster at train.py:4"),
+        ("distribute", "train.py:9: distribute(): the servers train one model, and it was distributed at"),
+    ],
+)
+def test_a_mistake_in_the_script_is_said_once(jobs: Jobs, call: str, says: str) -> None:
+    words = ["-m", "argosy.cli", "run", "--ps", 1, "--workers", 2, "--log-dir", jobs.folder / "logs"]
+    launcher = jobs.start("launcher", [*words, jobs.script(CALLS), call])
+    assert launcher.wait() == 2, launcher
+    said = [line for line in (launcher.out + launcher.err).splitlines() if says in line]
+    assert len(said) == 1, launcher
+    assert said[0].startswith("argosy: error: "), launcher

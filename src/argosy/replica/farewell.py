@@ -18,12 +18,14 @@ from types import TracebackType
 
 from argosy.cluster.settings import ERROR_FILE
 from argosy.cluster.spec import Task
-from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError, JobFailed, TaskLost
+from argosy.errors import USAGE_EXIT_CODE, ArgosyError, CallError, ConfigError, JobFailed, TaskLost
 from argosy.events import say
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, as a traceback ends."""
+    """An error in one line, as a traceback ends; for the other tasks."""
+    if isinstance(error, CallError):
+        return error.brief
     return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
@@ -60,8 +62,10 @@ def install(task: Task, leave: Callable[[], None], fail: Callable[[str], None]) 
             return
         if error.__cause__ is not None:  # of the user's own code, in a hook: that is where to look
             previous(type(error.__cause__), error.__cause__, error.__cause__.__traceback__)
-        say(f"error: {error}")
-        fail(str(error))
+        # A mistake in the script is made by every task: the launcher says it once.
+        if not (isinstance(error, CallError) and os.environ.get(ERROR_FILE)):
+            say(f"error: {error}")
+        fail(describe(error) if isinstance(error, CallError) else str(error))
         if isinstance(error, ConfigError):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -53,6 +53,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._saved_groups: Sequence[dict[str, Any]] = ()
         self._exchange = exchange
         self._started = False
+        self.stepped = False  # whether a step has been made
         self._gathered = 0  # backward passes since the last push, when `every` is used
         self.verdict = Verdict("pulled", 0)
         self.watcher: Watcher | None = None
@@ -96,6 +97,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if every < 1:
             raise ConfigError("step(every)", "a number of backward passes, 1 or more", every)
+        self.stepped = True
         if not self._started:
             self.start(Training(model=None))
         if closure is not None:

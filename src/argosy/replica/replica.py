@@ -15,10 +15,13 @@ from argosy.cluster.discover import EVALUATOR, Identity, discover, take_flags
 from argosy.cluster.launched import mark_joined
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.spec import ClusterSpec, Task
-from argosy.errors import ConfigError
+from argosy.errors import CallError, ConfigError
+from argosy.events import say
 from argosy.modes import BufferRule, Local, Mode, Ring
 from argosy.replica import farewell
+from argosy.replica.calls import Calls
 from argosy.replica.serving import Server, connect
+from argosy.script import calling_line
 from argosy.store.client import StoreClient
 from argosy.store.placement import Greedy, UserPlacement
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_joined = ""  # the script's line that has joined a cluster, of which a process is one task
 
 
 def join(
@@ -54,6 +58,11 @@ def join(
     Reads flags (and takes them out of `sys.argv`), ARGOSY_* variables and TF_CONFIG; with none of them this
     is a cluster of one. In a ps task it serves until the job is done, and then the process exits.
     """
+    global _joined
+    where = calling_line()
+    if _joined:
+        problem = f"this process joined its cluster at {_joined}"
+        raise CallError(where, "join()", problem, "call it once, and pass the replica on")
     farewell.install(Task("task", 0), lambda: None, lambda reason: None)
     mark_joined()
     words, rest = take_flags(sys.argv[1:])
@@ -66,7 +75,9 @@ def join(
     sys.argv[1:] = rest
     if identity.task.job == "ps":
         _serve(identity)
-    return _enter(identity)
+    replica = _enter(identity)
+    _joined = "" if isinstance(identity.mode, Local) else where
+    return replica
 
 
 def _serve(identity: Identity) -> None:
@@ -117,6 +128,7 @@ class Replica:
         self._identity = identity
         self._client = client
         self._member = member
+        self.calls = Calls(served=client is not None, alone=client is None and member is None)
 
     @property
     def task(self) -> str:
@@ -181,6 +193,7 @@ class Replica:
         from argosy.replica.optimizer import DistributedOptimizer
         from argosy.wire.tensors import dtype_name
 
+        self.calls.distribute(optimizer)
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError("clip_norm", "a number greater than 0", clip_norm)
         if wire_dtype is not None and not wire_dtype.is_floating_point:
@@ -274,6 +287,8 @@ class Replica:
             from argosy.session.evaluation import EvaluatorSession
 
             return EvaluatorSession(self, optimizer, training, evaluate, self._identity.wait)
+        if (note := self.calls.check_model(model, optimizer)) and self.is_chief:
+            say(note)
         return Session(self, optimizer, training, [*saving, *hooks], state)
 
     def loader(self, dataset: Dataset[T], batch_size: int, seed: int = 0, **options: Any) -> Loader[T]:

@@ -75,7 +75,12 @@ class Session:
 
     # --- beginning and end --------------------------------------------------------------------------------
     def __enter__(self) -> Session:
-        verdict = self.optimizer.start(self._training)
+        self.replica.calls.begin_session(self.optimizer.stepped)
+        try:
+            verdict = self.optimizer.start(self._training)
+        except BaseException:
+            self.replica.calls.end_session()
+            raise
         if self.optimizer.resumed.state:
             self._resume(own.decode(self.optimizer.resumed.state))
         self._logged_at, self._logged_step = time.monotonic(), verdict.global_step
@@ -111,12 +116,14 @@ class Session:
         finally:
             self._signals.leave()
         self._watching.end(None)
+        self.replica.calls.end_session()
         self.replica.leave()
         if self._signals.received is not None:
             raise SystemExit(128 + self._signals.received)
 
     def _fail(self, error: BaseException) -> None:
         self._watching.end(error)
+        self.replica.calls.end_session()
         self.replica.fail(error)
         self.optimizer.abandon()
 
