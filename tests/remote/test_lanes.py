@@ -70,6 +70,19 @@ def test_words_and_small_tensors_travel_in_the_socket() -> None:
         assert open_memory() == before
 
 
+def test_what_was_read_is_let_go_of_while_another_thread_still_looks_at_it() -> None:
+    with ends() as (lane, inlet):
+        lane.send(Work([1]), [frame(300)])
+        lane.send(Work([2]), [frame(300)])
+        select.select([inlet], [], [], 5)
+        messages = inlet.take()
+        assert next(messages).header == Work([1])
+        with memoryview(inlet._data):
+            assert next(messages).header == Work([2])
+        lane.send(Work([3]), [])
+        assert next_of(inlet).header == Work([3])
+
+
 def test_large_tensors_are_lent_and_their_slot_is_used_again_when_they_are_given_back() -> None:
     with ends() as (lane, inlet):
         before = open_memory()

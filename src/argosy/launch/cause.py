@@ -32,13 +32,17 @@ _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):
-    """What a failing task says about itself; `caused_by` names the task whose failure it merely followed."""
+    """What a failing task says about itself; `caused_by` names the task whose failure it merely followed.
+
+    `brief`: what the other tasks are told, if that is less than the whole message.
+    """
 
     task: str
     time: float
     message: str
     caused_by: str | None = None
     traceback: str | None = None
+    brief: str = ""
 
 
 def read_record(path: Path) -> ErrorRecord | None:

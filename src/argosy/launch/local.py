@@ -242,9 +242,11 @@ class Run:
     def _tell(self, failure: Ended) -> None:
         """A task that failed early could tell nobody: those who wait for it look for our word."""
         record = cause.read_record(self._workspace.error_file(failure.task))
-        reason = failure.how if record is None else record.message
+        reason = f"it {failure.how}" if record is None else record.brief or record.message
+        address = next(plan.address for plan in self._plans if plan.task == failure.task)
+        name = str(failure.task) if address is None else f"{failure.task} at {address}"
         try:
-            write_failure(self._workspace.failure_file, str(failure.task), reason)
+            write_failure(self._workspace.failure_file, name, reason)
         except OSError as error:
             self._complain(f"cannot write {self._workspace.failure_file}: {error.strerror}")
 

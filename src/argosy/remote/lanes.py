@@ -268,7 +268,8 @@ class Inlet:
                 tensors = self._lender(slot, bool(new)).lend(sizes[1:])
             else:
                 tensors = list(_copied(view[begin + sizes[0] : end], sizes[1:]))
-        del data[:end]
+        # Not cut in place: a thread that walks all objects may hold a view of it for a moment longer.
+        self._data = data[end:]
         return Message(header, tensors)
 
     def _lender(self, slot: int, new: bool) -> Lender:

@@ -34,13 +34,14 @@ def write_record(task: Task, error: BaseException) -> None:
     path = os.environ.get(ERROR_FILE)
     if not path or Path(path).exists():
         return
-    brief = isinstance(error, ArgosyError)
+    ours = isinstance(error, ArgosyError)
     record = {
         "task": str(task),
         "time": time.time(),
         "caused_by": error.task if isinstance(error, JobFailed | TaskLost) else None,
-        "message": str(error) if brief else describe(error),
-        "traceback": "" if brief else "".join(traceback.format_exception(error)),
+        "message": str(error) if ours else describe(error),
+        "traceback": "" if ours else "".join(traceback.format_exception(error)),
+        "brief": error.brief if isinstance(error, CallError) else "",
     }
     whole = Path(f"{path}.{os.getpid()}")
     try:
