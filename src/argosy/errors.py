@@ -40,6 +40,11 @@ class ConfigError(ArgosyError):
         super().__init__(f"{field}: expected {expected}, got {got}" + (f"; {remedy}" if remedy else ""))
 
 
+# All that decoding another's bytes can raise: msgspec's errors and those of text that is no UTF-8 are
+# ValueErrors, what is nested too deeply is a RecursionError, and our own types refuse values in their ways.
+UNDECODABLE = (ValueError, RecursionError, OverflowError, ConfigError)
+
+
 class ModelMismatch(ConfigError):
     """A replica's model differs from the registered one in names, shapes or dtypes."""
 

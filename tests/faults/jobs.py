@@ -208,7 +208,10 @@ class Launched:
         self.launcher.until(f"[{task}] {text}")
 
     def kill(self, task: str) -> None:
-        os.kill(int(self._started(task)[1]), signal.SIGKILL)
+        self.signal(task, signal.SIGKILL)
+
+    def signal(self, task: str, number: signal.Signals) -> None:
+        os.kill(int(self._started(task)[1]), number)
 
     def address(self, task: str) -> str:
         return self._started(task)[2]

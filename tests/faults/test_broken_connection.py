@@ -5,8 +5,10 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 import torch
@@ -31,6 +33,10 @@ class Proxy:
         self.port: int = self._server.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._ended = False
+        self.loses: Literal["requests", "answers"] | None = (
+            None  # the next of these, and the connection with it
+        )
+        self.losses = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -46,10 +52,15 @@ class Proxy:
         if sock is self._server:
             near, _ = self._server.accept()
             self._pairs.append((near, socket.create_connection(("127.0.0.1", self._target))))
-        elif data := sock.recv(65536):
-            sources[sock].sendall(data)
-        else:
+            return
+        data = sock.recv(65536)
+        loses = self.loses == ("requests" if sock in [near for near, _ in self._pairs] else "answers")
+        if not data or loses:
+            self.losses += loses
+            self.loses = None if loses else self.loses
             self.break_connections()
+        else:
+            sources[sock].sendall(data)
 
     def break_connections(self) -> None:
         pairs, self._pairs = self._pairs, []
@@ -72,8 +83,9 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.mark.timeout(60)
-def test_a_broken_connection_is_made_anew(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.store.waiting.NOTICE_EVERY", 0.3)
+@pytest.mark.parametrize("what", ["requests", "answers"])
+def test_a_broken_connection_is_made_anew(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
+    """Whether a push or its answer was lost with it: each gradient counts once, and the worker is told so."""
     torch.set_num_threads(1)
     port = proxy._target
     spec = ClusterSpec({"ps": [f"127.0.0.1:{port}"], "worker": ["localhost:1"]})
@@ -92,14 +104,47 @@ def test_a_broken_connection_is_made_anew(proxy: Proxy, monkeypatch: pytest.Monk
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
-    statuses = []
+    verdicts = []
     with replica.session(model, optimizer, last_step=12) as session:
         for step in session.batches(range(100)):
             if step % 4 == 3:
-                proxy.break_connections()
+                proxy.loses = what
             model.weight.grad = torch.full((1, 1), -1.0)
-            statuses.append(optimizer.step().status)
+            verdicts.append(optimizer.step())
+            assert model.weight.item() == step + 1
     thread.join(20.0)
     assert not thread.is_alive()
-    assert model.weight.item() == 12.0  # each gradient counted, and counted once
-    assert set(statuses) <= {"applied", "duplicate"}
+    assert proxy.losses == 3
+    assert model.weight.item() == 12.0
+    assert [verdict.status for verdict in verdicts] == ["applied"] * 12
+    assert [verdict.global_step for verdict in verdicts] == list(range(1, 13))
+    assert verdicts[-1].stop
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_whose_connection_breaks_while_it_computes_is_not_gone(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has nothing to say for longer than a departure is forgiven, but its connection is there again."""
+    monkeypatch.setattr("argosy.store.attendance.RETURN_GRACE", 0.5)
+    listener = ZmqListener(Address("127.0.0.1", proxy._target))
+    channel = ZmqChannel(Address("127.0.0.1", proxy.port), b"worker")
+    spec = ClusterSpec({"ps": [f"127.0.0.1:{proxy._target}"], "worker": ["localhost:1"]})
+
+    def connect(task: Task) -> ZmqChannel:
+        raise AssertionError(f"there is no {task}")
+
+    server = ParameterServer(spec, 0, listener, connect, wait=20.0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    client = StoreClient(spec, Task("worker", 0), lambda _: channel, 20.0)
+    client.hello()
+    proxy.break_connections()
+    computes_until = time.monotonic() + 2.0
+    while time.monotonic() < computes_until:
+        time.sleep(0.1)
+    assert client.resume().step == 0
+    client.leave()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    assert "is gone" not in capsys.readouterr().err

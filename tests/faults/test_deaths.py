@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import pytest
 from jobs import Jobs, jobs
@@ -23,6 +24,35 @@ def test_a_killed_worker_takes_nobody_with_it(jobs: Jobs, mode: str) -> None:
     gone = f"/job:worker/task:1 at {job.address('/job:worker/task:1')} is gone; the job goes on without it"
     assert f"argosy: {gone}" in job.lines("/job:ps/task:0"), job
     assert "failed with exit code" not in job.launcher.err, job  # the servers' is 0, and worker 0's
+
+
+def test_servers_whose_last_worker_is_lost_have_failed(jobs: Jobs) -> None:
+    cluster = jobs.cluster(2, 1)
+    cluster.start_all([jobs.script(), 100_000, 0.01])
+    cluster["worker0"].until("step ")
+    cluster["worker0"].kill()
+    assert cluster.wait() == {"ps0": 1, "ps1": 1, "worker0": -9}, cluster
+    for server in ("ps0", "ps1"):
+        assert re.fullmatch(
+            r"argosy: error: the job was ended by /job:worker/task:0: its connection ended at step \d+ of "
+            r"100000, and no worker is left to go on; start the job again: .*",
+            cluster[server].err.splitlines()[-1],
+        ), cluster
+
+
+@pytest.mark.parametrize("server", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_server_that_stands_still_is_named(jobs: Jobs, server: int) -> None:
+    """By the workers and by the other server; when it goes on, so does the job."""
+    job = jobs.launch("sync", 200, 0.02)
+    stopped = f"/job:ps/task:{server}"
+    for worker in (0, 1):
+        job.until(f"/job:worker/task:{worker}", "step ")
+    job.signal(stopped, signal.SIGSTOP)
+    line = f"argosy: still waiting for {stopped} at {job.address(stopped)}, "
+    for task in ("/job:worker/task:0", "/job:worker/task:1", f"/job:ps/task:{1 - server}"):
+        job.until(task, line)
+    job.signal(stopped, signal.SIGCONT)
+    assert job.wait() == 0, job
 
 
 @pytest.mark.parametrize(("server", "mode"), [(0, "sync"), pytest.param(1, "async", marks=pytest.mark.slow)])

@@ -19,6 +19,9 @@ def run(scenario: Scenario, seed: int, turns: int = 150) -> Job:
 
 def check(job: Job) -> None:
     """The invariants, at the end of a schedule."""
+    if job.failed:
+        check_failed(job)
+        return
     waiting = [(life.worker, life.push, job.core.waited_for()) for life in job.living()]
     assert not waiting, f"E7: never answered, and for whom they wait: {waiting}"
     log = job.servers[0].applied
@@ -34,6 +37,13 @@ def check(job: Job) -> None:
     check_accounts(job, {(part.worker, part.seq) for part in applied})
     for apply in log:
         check_parts(job, apply)
+
+
+def check_failed(job: Job) -> None:
+    """A job that was ended in the middle: no server has done anything that the coordinator did not order."""
+    orders = job.servers[0].applied
+    for server in job.servers:
+        assert server.applied == orders[: len(server.applied)], "orders were carried out past a lost one"
 
 
 def check_steps(job: Job, log: list[Apply]) -> None:

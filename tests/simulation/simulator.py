@@ -2,7 +2,8 @@
 
 Messages between two parties keep their order; those of different links overtake each other as the seed has
 it. Workers die between any two sends and come back, connections lose what is on its way, pushes arrive
-twice. The scheduler is the only source of chance, so a seed that fails once fails always.
+twice. What servers tell each other is numbered, and ends the job if some of it is lost. The scheduler is the
+only source of chance, so a seed that fails once fails always.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from argosy.update.coordination import Arrived, Coordination, CutWritten, Event,
 from argosy.update.cuts import Cuts
 from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Push
 from argosy.update.membership import Presence, Roster
+from argosy.update.numbering import Incoming, Outgoing
 
 Key: TypeAlias = tuple[int, int]  # a worker, a sequence number
 Kind: TypeAlias = Literal["gradient", "skip", "pull"]
@@ -37,6 +39,7 @@ class Scenario:
     death: float = 0.0
     loss: float = 0.0  # of what is on its way from a worker to a server; it is sent again
     duplication: float = 0.0
+    severance: float = 0.0  # of a link between servers: what is on its way is lost for good
     skips: float = 0.0
     pulls: float = 0.0
 
@@ -170,6 +173,27 @@ class Job:
         self.answers: dict[Key, Answer] = {}
         self.told: dict[Key, Answer] = {}  # answers that a worker has heard from every server
         self.faults = True
+        self.links: dict[tuple[str, ...], tuple[Outgoing, Incoming]] = {}  # between servers
+        self.failed = False
+
+    # --- between servers --------------------------------------------------------------------------------
+    def tell(self, link: tuple[str, ...], delivery: Delivery) -> None:
+        """One server tells another."""
+        outgoing, incoming = self.links.setdefault(link, (Outgoing(), Incoming()))
+        number = outgoing.next()
+
+        def arrive() -> None:
+            if incoming.take(number):
+                delivery()
+            self.failed = self.failed or incoming.missed is not None
+
+        self.network.send(link, arrive)
+
+    def tell_counts(self) -> None:
+        """Every server says how much it has told, after all else has arrived."""
+        for outgoing, incoming in self.links.values():
+            incoming.expect(outgoing.sent)
+            self.failed = self.failed or incoming.missed is not None
 
     # --- the coordinator --------------------------------------------------------------------------------
     def decide(self, event: Event) -> None:
@@ -183,7 +207,7 @@ class Job:
                 assert key not in self.answers, f"{key} is answered twice"
                 self.answers[key] = answer
         for server in self.servers[1:]:
-            self.network.send(("orders", str(server.index)), self.ordered(server, decisions))
+            self.tell(("orders", str(server.index)), self.ordered(server, decisions))
         self.obey(self.servers[0], decisions)
 
     def ordered(self, server: Server, decisions: Sequence[Decision]) -> Delivery:
@@ -193,8 +217,10 @@ class Job:
         """A server carries out decisions, and answers."""
         for decision in decisions:
             reply = server.carry_out(decision)
-            if isinstance(decision, Cut):
-                self.network.send(("saved", str(server.index)), self.saved)
+            if isinstance(decision, Cut) and server.index == 0:
+                self.network.send(("saved",), self.saved)
+            elif isinstance(decision, Cut):
+                self.tell(("reports", str(server.index)), self.saved)
             if reply is not None and (life := self.lives[reply.answer.worker]) is not None:
                 link = ("reply", str(server.index), str(life.worker), str(life.number))
                 self.network.send(link, self.replied(life, server.index, reply))
@@ -228,7 +254,7 @@ class Job:
                 if server == 0:
                     self.decide(Held(0, worker, seq, what))
                 else:
-                    self.network.send(("notice", str(server)), lambda: self.decide(Held(server, worker, seq)))
+                    self.tell(("reports", str(server)), lambda: self.decide(Held(server, worker, seq)))
 
     # --- the workers ------------------------------------------------------------------------------------
     def send(self, life: Life, server: int, what: Greeting | Farewell | Broken | Push) -> None:
@@ -323,9 +349,19 @@ class Job:
             if server not in life.sending:
                 self.send(life, server, life.push)
 
+    def sever(self) -> bool:
+        """Perhaps a connection between servers breaks; it is made anew, without what was on its way."""
+        busy = [link for link in self.network.busy() if link in self.links]
+        if not busy or self.random.random() >= self.scenario.severance:
+            return False
+        self.network.lose(self.random.choice(busy))
+        return True
+
     def fault(self) -> bool:
         """Perhaps something goes wrong."""
         scenario, living = self.scenario, self.living()
+        if scenario.severance and self.sever():
+            return True
         if not living:
             return False
         life, chance = self.random.choice(living), self.random.random()
@@ -355,8 +391,9 @@ class Job:
 
     def play(self, turns: int) -> None:
         """So many turns with faults, then on without any until nothing is left to happen."""
-        while choices := list(self.possible()):
+        while not self.failed and (choices := list(self.possible())):
             turns -= 1
             self.faults = turns > 0
             if not (self.faults and self.fault()):
                 self.random.choice(choices)()
+        self.tell_counts()

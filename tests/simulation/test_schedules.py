@@ -7,6 +7,7 @@ from invariants import run
 from simulator import Job, Scenario
 
 from argosy.modes import Async, Mode, Sync
+from argosy.update.numbering import Incoming
 
 MODES: dict[str, Mode] = {
     "async": Async(),
@@ -37,6 +38,7 @@ def scenarios(mode: Mode) -> dict[str, Scenario]:
         "storm": Scenario(
             mode, death=0.03, loss=0.03, duplication=0.03, skips=0.2, pulls=0.1, last_step=7, lives=4
         ),
+        "broken links between servers": Scenario(mode, servers=3, severance=0.02, loss=0.02, last_step=7),
         "two workers, one server": Scenario(mode, workers=2, servers=1, death=0.03, skips=0.1),
     }
 
@@ -79,6 +81,29 @@ def test_a_fault_in_the_core_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(50):
         try:
             run(Scenario(Sync(), servers=3), seed)
+        except (AssertionError, KeyError):
+            found += 1
+    assert found
+
+
+def test_what_servers_miss_ends_the_job_and_nothing_else_does() -> None:
+    """Whether or not anything comes after what was lost; a calm job never ends so."""
+    severed = played(Async(), servers=3, severance=0.02, last_step=7)
+    assert any(job.failed for job in severed)
+    assert not all(job.failed for job in severed)
+    assert not any(job.failed for job in played(Async(), servers=3, loss=0.05, death=0.03))
+
+
+@pytest.mark.parametrize("blind", ["take", "expect"])
+def test_a_link_that_does_not_count_is_found(monkeypatch: pytest.MonkeyPatch, blind: str) -> None:
+    """Without the numbers, or without the word of how many there were, some schedule ends wrong."""
+    if blind == "take":
+        monkeypatch.setattr(Incoming, "take", lambda incoming, number: True)
+    monkeypatch.setattr(Incoming, "expect", lambda incoming, sent: None)
+    found = 0
+    for seed in range(50):
+        try:
+            run(Scenario(Async(), servers=3, severance=0.02, last_step=7), seed)
         except (AssertionError, KeyError):
             found += 1
     assert found

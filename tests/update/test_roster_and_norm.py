@@ -81,3 +81,31 @@ def test_the_factor_does_not_depend_on_who_reports_first() -> None:
         collector = NormCollector(3, 1.0)
         factors.add([collector.report(server, 1, squares[server]) for server in order][-1])
     assert len(factors) == 1
+
+
+def gone(*events: str) -> Roster:
+    """Two workers; an event is what happens to one of them: `arrive 0`."""
+    roster = Roster(2)
+    for event in events:
+        what, worker = event.split()
+        getattr(roster, what)(int(worker))
+    return roster
+
+
+@pytest.mark.parametrize(
+    ("events", "by"),
+    [
+        ((), None),
+        (("arrive 0", "arrive 1", "lose 0"), None),
+        (("arrive 0", "arrive 1", "lose 0", "lose 1"), 1),
+        (("arrive 0", "arrive 1", "finish 0", "lose 1"), 1),
+        (("arrive 0", "arrive 1", "lose 1", "finish 0"), None),
+        (("arrive 0", "arrive 1", "finish 0", "finish 1"), None),
+        # One who never came was not lost: it has left nothing unfinished.
+        (("arrive 0", "finish 0", "lose 1"), None),
+        (("arrive 0", "lose 0", "lose 1"), 0),
+        (("arrive 0", "arrive 1", "lose 0", "arrive 0", "lose 1", "finish 0"), None),
+    ],
+)
+def test_whose_loss_has_left_nobody_to_go_on(events: tuple[str, ...], by: int | None) -> None:
+    assert gone(*events).abandoned_by() == by

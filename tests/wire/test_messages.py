@@ -10,72 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argosy.checkpoint.index import ShardFile
 from argosy.errors import ConfigError, WireError
-from argosy.modes import Async, Ring, Sync
-from argosy.store.layout import Block, Layout, ParameterSpec, Piece
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Part, Status
+from argosy.update.decisions import Answer, Apply, Decision, Forget, Part, Status
 from argosy.wire import frames as limits
 from argosy.wire.frames import ITEMSIZE, FrameSpec
 from argosy.wire.message import decode, encode
 from argosy.wire.protocol import (
-    Admitted,
-    Ask,
-    Bucket,
-    Describe,
-    Described,
-    Fail,
-    Given,
-    Group,
     Header,
-    HeldNotice,
-    Hello,
-    JobOver,
-    Known,
     Leave,
-    Left,
-    Meet,
-    Met,
-    NormReport,
     Numbered,
-    Open,
-    Opened,
-    OptimizerSpec,
     Orders,
-    OwnState,
     PushRequest,
-    Refused,
-    Register,
-    Registered,
-    Resume,
-    Resumed,
-    Scale,
-    ShardSaved,
-    Slots,
-    SlotsKept,
-    StatusReport,
-    StatusRequest,
-    StopWish,
-    Told,
     Verdict,
-    Waiting,
-    Welcome,
 )
-from argosy.wire.remote_headers import (
-    Attach,
-    Attached,
-    Bereft,
-    CutOff,
-    Detach,
-    Fault,
-    Item,
-    Packing,
-    Parcel,
-    Reply,
-    Work,
-)
-from argosy.wire.status import JobStatus, WorkerStatus
 from argosy.wire.tensors import dtype_name, torch_dtype
+from examples import EXAMPLES
 
 KINDS = get_args(Header)
 DTYPES = [torch_dtype(name) for name in ITEMSIZE]
@@ -93,85 +42,8 @@ def packed(envelope: Any, *frames: bytes) -> list[bytearray]:
 
 LEAVE = {"type": "leave"}
 
+
 # --- there and back ---------------------------------------------------------------------------------------
-RAW = msgspec.Raw(msgspec.msgpack.encode({"loss": 0.5, "names": ["a", None]}))
-LAYOUT = Layout(
-    (ParameterSpec("weight", (3, 4), "bfloat16", 1), ParameterSpec("scalar", (), "float32")),
-    (Block(0, 1, "bfloat16", 12), Block(1, 0, "float32", 1)),
-    (Piece(0, 0, 12, 0, 0), Piece(1, 0, 1, 1, 0)),
-)
-WORKER = WorkerStatus("a", "in the job", 4, 3, 2, 1, 5, 6, 0.25, {"loss": 0.5})
-GROUPS: tuple[Group, ...] = ({"lr": 0.1, "betas": (0.9, 0.99), "amsgrad": False, "foreach": None}, {})
-EXAMPLES: list[Header] = [
-    Hello("/job:worker/task:0", 2, 3, life="a"),
-    Welcome(5 << 40),
-    Refused("model", "model", "this", "that", "do so"),
-    StatusRequest(),
-    StatusReport(("one", "zwölf")),
-    StatusReport((), JobStatus(7, 1.5, "Sync()", 9, 1, (WORKER, WorkerStatus("b", "gone")), ("b",), 0.5)),
-    Describe(LAYOUT.parameters, Sync(aggregate=2, late="fold")),
-    Describe((), Async(max_staleness=0)),
-    Described(LAYOUT),
-    Open("runs/mnist", 5),
-    Opened("runs/mnist/step-3", 3, ("damaged",)),
-    Resume(),
-    Resumed(3, b"state", GROUPS),
-    Register(LAYOUT, OptimizerSpec("Adam", GROUPS), Ring(), 100, 1.5, "mean", ("running_mean",)),
-    Register(
-        LAYOUT,
-        OptimizerSpec("SGD", GROUPS),
-        Sync(),
-        directory="runs",
-        save_every=3,
-        restore="runs/step-3",
-        average=0.9,
-        tied={"b": "a"},
-    ),
-    Registered(),
-    Slots(),
-    Bucket(7, 2),
-    SlotsKept(),
-    Given("exp_avg", (((0, 3, 5.0), (3, 4, 0.0)), ())),
-    PushRequest(5, 3, "gradient", 32.0, (1, 2), GROUPS, ("running_mean",)),
-    PushRequest(2**62, 0, "pull", numbers={"loss": 0.5}),
-    PushRequest(5, 3, wishes=("save", "stop", "average", "slots")),
-    OwnState(b"state"),
-    Verdict(5, "dropped", 9, 4, True, ("running_mean",)),
-    Ask(5),
-    Waiting(("/job:worker/task:1 at a:1",), 12.5, False),
-    Meet(1, RAW),
-    Met(1, {0: RAW, 3: RAW}),
-    Leave(),
-    Fail("because"),
-    Left(),
-    JobOver("/job:worker/task:1", "because"),
-    Known(b"proof"),
-    Told(17),
-    Numbered(1, Admitted(3, "life")),
-    Numbered(2, HeldNotice(3, 5)),
-    Numbered(
-        3,
-        Orders((Apply(1, (Part(0, 1, 2.0), Part(1, 1))), Answer(0, 1, "applied", 1, 2, True), Forget(1, 2))),
-    ),
-    Numbered(4, Orders((Cut(7), Answer(0, 1, "applied", 1, cut=True)))),
-    Numbered(5, ShardSaved(7, ShardFile("shard-0-of-1.safetensors", 12, "ab"))),
-    Numbered(6, ShardSaved(7, error="No space left on device")),
-    Numbered(7, StopWish()),
-    Numbered(8, NormReport(3, 0.25)),
-    Numbered(9, Scale(3, 0.5)),
-    Numbered(10, Fail("reason")),
-    Numbered(11, JobOver("/job:ps/task:0", "reason")),
-    Attach("a1"),
-    Attached("/job:ps/task:0", {"ps": ["localhost:1"]}, ("cpu:0", "gpu:0"), 42),
-    Work([0, 3, 7, 1, 2, 0.5, -8, [1, 2]]),
-    Reply(4, [["float32", [2], [1]]], Fault("/job:ps/task:0", "aten::mm", 3, "RuntimeError", "no", "trace")),
-    Parcel("a1", (Item(3, 1, Packing("float32", (2, 3), (3, 1))), Item(4, 1, None))),
-    Bereft("/job:worker/task:1"),
-    CutOff("KeyError: 7"),
-    Detach(),
-]
-
-
 @pytest.mark.parametrize("header", EXAMPLES, ids=lambda header: type(header).__name__)
 def test_every_header_comes_back_as_it_was(header: Header) -> None:
     message = decode(parts_of(header))

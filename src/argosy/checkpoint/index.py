@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from argosy.errors import CheckpointDamaged
+from argosy.errors import UNDECODABLE, CheckpointDamaged
 
 FILE = "index.json"
 FORMAT = 1
@@ -97,7 +97,7 @@ def read(folder: Path) -> Index:
         index = msgspec.json.decode(sealed.index, type=Index)
     except OSError as error:
         raise CheckpointDamaged(path, error.strerror or "it cannot be read") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise CheckpointDamaged(path, str(error)) from None
     if index.format != FORMAT:
         raise CheckpointDamaged(path, f"format {index.format}, but this version reads {FORMAT}")

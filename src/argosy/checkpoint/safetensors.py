@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from argosy.checkpoint import disk
-from argosy.errors import CheckpointDamaged
+from argosy.errors import UNDECODABLE, CheckpointDamaged
 from argosy.wire.frames import ITEMSIZE, Dtype, FrameSpec
 from argosy.wire.tensors import bytes_of, dtype_name, tensor_of
 
@@ -91,7 +91,7 @@ class Reader:
         self.path = path
         try:
             self.places = _places(path)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+        except (OSError, LookupError, TypeError, AttributeError, struct.error, *UNDECODABLE) as error:
             raise CheckpointDamaged(path, f"not a safetensors file ({error})") from None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:

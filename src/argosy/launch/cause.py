@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from argosy.cluster.spec import Task
-from argosy.errors import USAGE_EXIT_CODE
+from argosy.errors import UNDECODABLE, USAGE_EXIT_CODE
 from argosy.launch.supervise import Ended
 
 _TAIL_LINES = 30
@@ -49,7 +49,7 @@ def read_record(path: Path) -> ErrorRecord | None:
     """The record in a file; None if there is none, or none that can be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ErrorRecord)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

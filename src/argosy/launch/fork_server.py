@@ -37,7 +37,11 @@ def receive(link: socket.socket) -> tuple[Any, list[int]]:
     header, files, _, _ = socket.recv_fds(link, _HEADER, _MOST_FILES)
     for file in files:
         os.set_inheritable(file, False)
-    return json.loads(_read(link, int.from_bytes(header, "big"))) if header else _gone(), files
+    body = _read(link, int.from_bytes(header, "big")) if header else _gone()
+    try:
+        return json.loads(body), files
+    except (ValueError, RecursionError):  # whoever this is, it is not the other side
+        return _gone(), files
 
 
 def _read(link: socket.socket, size: int) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argosy.cluster.spec import ClusterSpec, Task
-from argosy.errors import ArgosyError
+from argosy.errors import UNDECODABLE, ArgosyError
 
 if TYPE_CHECKING:
     from argosy.observe.progress import Progress, Speedometer
@@ -84,7 +84,7 @@ class Lookout:
 
         try:
             self._note(msgspec.json.decode(self._status_file.read_bytes(), type=JobStatus))
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             """Not there yet."""
 
     def _note(self, job: JobStatus | None) -> None:

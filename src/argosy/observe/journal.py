@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from argosy.errors import UNDECODABLE
 from argosy.events import say
 
 NAME = "events.jsonl"
@@ -86,7 +87,7 @@ def read(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 event = msgspec.json.decode(line)
-            except msgspec.DecodeError:
+            except UNDECODABLE:
                 continue
             if isinstance(event, dict) and "event" in event:
                 yield event

@@ -210,7 +210,7 @@ def _hand_out(
 def _fetch(mailbox: Mailbox, company: Company, own: tuple[int, int], timeout: float) -> list[int]:
     """Everybody else's part."""
     leader = company.mine[0]
-    name = mailbox.get(f"lane/{leader}", leader).decode()
+    name = mailbox.get(f"lane/{leader}", leader).decode(errors="replace")
     count = 2 * len(company.mine) + 1
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout)

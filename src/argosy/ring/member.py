@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from argosy.errors import JobFailed
+from argosy.errors import UNDECODABLE, JobFailed
 from argosy.events import say
 from argosy.ring.buckets import Bucket
 from argosy.ring.device_rounds import DeviceRounds
@@ -95,7 +95,7 @@ class RingMember:
 
     def first_cause(self) -> JobFailed | None:
         """What another worker has told as the reason of its failure, if anything."""
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, *UNDECODABLE):
             if self._store.check([_FAILED]):
                 task, reason = msgspec.json.decode(self._store.get(_FAILED), type=tuple[str, str])
                 return JobFailed(task, reason)

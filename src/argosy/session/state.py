@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from argosy.errors import ConfigError
+from argosy.errors import UNDECODABLE, CheckpointDamaged, ConfigError
 from argosy.wire.tensors import bytes_of
 
 
@@ -98,8 +98,11 @@ def encode(state: ReplicaState) -> bytes:
 
 
 def decode(data: bytes) -> ReplicaState:
-    """From bytes."""
-    return msgspec.msgpack.decode(data, type=ReplicaState)
+    """From bytes; raises CheckpointDamaged if they are not what was saved."""
+    try:
+        return msgspec.msgpack.decode(data, type=ReplicaState)
+    except UNDECODABLE as error:
+        raise CheckpointDamaged("this worker's own state", str(error)) from None
 
 
 def gather(kept: Mapping[str, Stateful]) -> dict[str, Any]:

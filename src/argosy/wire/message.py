@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from argosy.errors import ConfigError, WireError
+from argosy.errors import UNDECODABLE, WireError
 from argosy.wire.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec, check_frames
 from argosy.wire.protocol import Header
 
@@ -65,7 +65,7 @@ def decode(parts: Sequence[Any]) -> Message[Header]:
         raise WireError(f"header: expected at most {MAX_HEADER_BYTES} bytes, got {views[0].nbytes}")
     try:
         envelope = _decoder.decode(views[0])
-    except (msgspec.DecodeError, ValueError, RecursionError, ConfigError) as error:
+    except UNDECODABLE as error:
         raise WireError(f"header: {error}") from None
     check_frames(envelope.frames, [view.nbytes for view in views[1:]])
     if not envelope.frames:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from argosy.errors import ConfigError, WireError
+from argosy.errors import UNDECODABLE, WireError
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
 from argosy.wire.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
 from argosy.wire.message import Message
@@ -153,7 +153,7 @@ class _Connection:
             packet = self._read_long(packet, descriptors)
         try:
             envelope = _decoder.decode(packet)
-        except (msgspec.DecodeError, ValueError, RecursionError, ConfigError) as error:
+        except UNDECODABLE as error:
             raise WireError(f"header: {error}") from None
         if envelope.new_arena:
             if not descriptors:
@@ -170,7 +170,7 @@ class _Connection:
     def _tensors_at(self, places: bytes) -> Sequence[torch.Tensor]:
         try:
             decoded = _places_decoder.decode(places)
-        except (msgspec.DecodeError, ValueError) as error:
+        except UNDECODABLE as error:
             raise WireError(f"frames: {error}") from None
         if len(decoded) > MAX_FRAMES:
             raise WireError(f"frames: expected at most {MAX_FRAMES}, got {len(decoded)}")
@@ -181,7 +181,7 @@ class _Connection:
     def _read_long(self, packet: bytes, descriptors: list[int]) -> bytes:
         try:
             size = _long_decoder.decode(packet).size
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise WireError(f"header: {error}") from None
         if not descriptors or not 0 <= size <= MAX_HEADER_BYTES:
             raise WireError(f"header: expected at most {MAX_HEADER_BYTES} bytes in memory, got {size}")
