@@ -15,6 +15,7 @@ from torch import nn
 
 from argosy.modes import BufferRule
 from argosy.replica.hyperparameters import take_groups
+from argosy.replica.turn import Turn
 from argosy.update.decisions import Status
 
 
@@ -78,17 +79,26 @@ class Exchange(Protocol):
     resumed: Resumed  # known once it has begun
     keeps_state: bool  # whether it, and not the optimizer, has the optimizer's state then
 
+    def watch(self, optimizer: torch.optim.Optimizer, begin: Callable[[], None]) -> None:
+        """Called once, when the optimizer is distributed: `begin` starts a training without a session."""
+
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """Begin: the parameters become the chief's."""
 
-    def step(self, weight: float, scale: float) -> Verdict:
-        """Give the gradients, times `scale` and with this weight in the mean; get fresh parameters."""
+    def grow(self) -> None:
+        """The optimizer has got another group: its parameters become the chief's, and are trained too."""
+
+    def step(self, turn: Turn) -> Verdict:
+        """Give the gradients, get fresh parameters: see `Turn` for what a step means."""
 
     def skip(self) -> Verdict:
         """Give nothing to this step, hold nobody up, get fresh parameters."""
 
     def accumulate(self, waits: bool) -> None:
         """Whether the next backward pass is not the last one before a step."""
+
+    def hold(self, waits: bool) -> None:
+        """Nor was the one that has just been made: its gradients wait for the rest."""
 
     def pull(self) -> Verdict:
         """Get fresh parameters."""

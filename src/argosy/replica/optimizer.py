@@ -11,6 +11,7 @@ import torch
 
 from argosy.errors import ConfigError
 from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
+from argosy.replica.turn import Turn
 
 
 class Watcher(Protocol):
@@ -44,9 +45,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._started = False
         self.stepped = False  # whether a step has been made
         self._gathered = 0  # backward passes since the last push, when `every` is used
+        self._every = 1  # what it was last
         self.verdict = Verdict("pulled", 0)
         self.watcher: Watcher | None = None
         self.keep_back = False  # the next step brings nothing
+        exchange.watch(inner, self._start_unasked)
+
+    def _start_unasked(self) -> None:
+        """Without a session a training begins with its first gradient or step."""
+        if not self._started:
+            self.start(Training(model=None))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's own. In a training it waits for the chief's, and the parameters become the chief's."""
+        super().add_param_group(param_group)
+        if getattr(self, "_started", False):  # torch calls this for the first groups, too
+            self._exchange.grow()
 
     def start(self, training: Training) -> Verdict:
         """Begin to train: called by the session, or by the first step."""
@@ -66,18 +80,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if every < 1:
             raise ConfigError("step(every)", "a number of backward passes, 1 or more", every)
         self.stepped = True
-        if not self._started:
-            self.start(Training(model=None))
+        self._start_unasked()
         if closure is not None:
             with torch.enable_grad():
                 closure()
         if self._found_inf():
             return self.skip()
         self._gathered += 1
+        self._every = every
         if self._gathered < every:
-            self._exchange.accumulate(self._gathered + 1 < every)
+            self._exchange.hold(self._gathered + 1 < every)
             return Verdict("held", self.verdict.global_step)
-        self._gathered = 0
+        passes, self._gathered = self._gathered, 0
         self._exchange.accumulate(every > 1)  # the next passes are likely to be like these
         for pre in self._optimizer_step_pre_hooks.values():
             pre(self, (), {})
@@ -87,9 +101,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.skip()
                 return self._made()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
-        self.verdict = self._exchange.step(
-            self.batch_weight if weight is None else float(weight), self._loss_scale() / every
-        )
+        weight = self.batch_weight if weight is None else float(weight)
+        self.verdict = self._exchange.step(Turn(passes, self._loss_scale(), weight))
         self._made()
         if self.watcher is not None:
             self.watcher.after_step()
@@ -114,10 +127,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def skip(self) -> Verdict:
         """Contribute nothing to this step, and hold nobody up: for gradients that are not finite."""
-        if not self._started:
-            self.start(Training(model=None))
+        self._start_unasked()
         self._gathered = 0
         self.keep_back = False
+        self._exchange.accumulate(self._every > 1)
         self.verdict = self._exchange.skip()
         if self.watcher is not None:
             self.watcher.after_step()
