@@ -39,6 +39,12 @@ def twice_backward(model: nn.Module, optimizer: DistributedOptimizer, step: int)
     model(torch.ones(2, 6)).sum().backward()
 
 
+def thrown_away(model: nn.Module, optimizer: DistributedOptimizer, step: int) -> None:
+    """What backward has made is not what is given: another pass is."""
+    optimizer.zero_grad()
+    model(torch.ones(2, 6)).sum().backward()
+
+
 def make(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -80,7 +86,7 @@ def buckets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-@pytest.mark.parametrize("tamper", [untouched, clipped, sometimes_skipped, twice_backward])
+@pytest.mark.parametrize("tamper", [untouched, clipped, sometimes_skipped, twice_backward, thrown_away])
 def test_sent_ahead_or_not_the_bits_are_the_same(tamper: Tamper, buckets: list[int]) -> None:
     plain = train(tamper)
     assert not buckets

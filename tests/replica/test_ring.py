@@ -17,7 +17,7 @@ from trainings import Case, Net, adam, assert_identical, assert_same, batch, mea
 
 from argosy.errors import JobFailed, ModelMismatch
 from argosy.modes import Ring
-from argosy.replica import ringed
+from argosy.replica import averaging
 from argosy.replica.replica import Replica
 from argosy.ring import member
 
@@ -57,7 +57,7 @@ def test_any_number_of_workers(workers: int, overlap: bool) -> None:
 
 
 def test_many_small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ringed, "BUCKET_BYTES", 128)
+    monkeypatch.setattr(averaging, "BUCKET_BYTES", 128)
     check(Case(optimizer=adam), 3)
 
 

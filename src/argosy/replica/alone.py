@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
 from argosy.modes import Local
-from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, parameters_of, scale_gradients
+from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, parameters_of
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.own_saving import OwnSaving
 from argosy.replica.torch_state import TorchState
+from argosy.replica.turn import Turn, clip, gradients_of, scale
 
 
 class AloneExchange:
@@ -26,6 +27,9 @@ class AloneExchange:
         self._averages = OwnAverages((), None)
         self.resumed = Resumed()
         self.keeps_state = False
+
+    def watch(self, optimizer: torch.optim.Optimizer, begin: Callable[[], None]) -> None:
+        """See `Exchange`. The first step is soon enough."""
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """See `Exchange`."""
@@ -57,15 +61,14 @@ class AloneExchange:
         if self._state is not None:
             self._state.restore_averages(first)
 
-    def step(self, weight: float, scale: float) -> Verdict:
+    def step(self, turn: Turn) -> Verdict:
         """See `Exchange`."""
         self.give_state()
         if self._last_step is not None and self._step >= self._last_step:
             return Verdict("dropped", self._step, stop=True)
-        if scale != 1.0:
-            scale_gradients(self._parameters(), scale)
-        if self._clip_norm is not None:
-            clip_grad_norm_(self._parameters(), self._clip_norm)
+        gradients = gradients_of(self._parameters())
+        scale(gradients, turn.factor)
+        clip(gradients, self._clip_norm)
         self._optimizer.step()
         self._step += 1
         self._averages.update(self._step)
@@ -82,6 +85,8 @@ class AloneExchange:
 
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""
+
+    hold = accumulate
 
     def pull(self) -> Verdict:
         """See `Exchange`."""

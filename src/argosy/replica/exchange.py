@@ -5,7 +5,7 @@ One exchange a way of working: servers, the ring, alone. Switching is one argume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from argosy.modes import BufferRule
 from argosy.replica.hyperparameters import take_groups
+from argosy.replica.turn import Turn
 from argosy.update.decisions import Status
 
 
@@ -78,22 +79,28 @@ class Exchange(Protocol):
     resumed: Resumed  # known once it has begun
     keeps_state: bool  # whether it, and not the optimizer, has the optimizer's state then
 
+    def watch(self, optimizer: torch.optim.Optimizer, begin: Callable[[], None]) -> None:
+        """Called once, when the optimizer is distributed: `begin` starts a training without a session."""
+
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """Begin: the parameters become the chief's."""
 
     def extend(self, first: int) -> None:
         """The optimizer has more parameters now, from number `first` on: they get what was saved of them, or
-        the chief's values.
+        the chief's values, and are trained too.
         """
 
-    def step(self, weight: float, scale: float) -> Verdict:
-        """Give the gradients, times `scale` and with this weight in the mean; get fresh parameters."""
+    def step(self, turn: Turn) -> Verdict:
+        """Give the gradients, get fresh parameters: see `Turn` for what a step means."""
 
     def skip(self) -> Verdict:
         """Give nothing to this step, hold nobody up, get fresh parameters."""
 
     def accumulate(self, waits: bool) -> None:
         """Whether the next backward pass is not the last one before a step."""
+
+    def hold(self, waits: bool) -> None:
+        """Nor was the one that has just been made: its gradients wait for the rest."""
 
     def pull(self) -> Verdict:
         """Get fresh parameters."""
@@ -150,12 +157,6 @@ def tied_names(model: nn.Module | None) -> dict[str, str]:
         if name in saved and first.setdefault(id(tensor), name) != name:
             tied[name] = first[id(tensor)]
     return tied
-
-
-def scale_gradients(parameters: Iterable[torch.Tensor], scale: float) -> None:
-    """Multiply the gradients of those that have one."""
-    if gradients := [parameter.grad for parameter in parameters if parameter.grad is not None]:
-        torch._foreach_mul_(gradients, scale)
 
 
 def begin_from(optimizer: torch.optim.Optimizer, training: Training, resumed: Resumed) -> None:

@@ -13,6 +13,7 @@ import torch
 from argosy.errors import ConfigError, SaveFailed
 from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
 from argosy.replica.hyperparameters import take_groups
+from argosy.replica.turn import Turn
 
 # Far beyond any batch size, and so that the sum of many is still a number.
 _TOO_HEAVY = 1e20
@@ -55,9 +56,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._started = False
         self.stepped = False  # whether a step has been made
         self._gathered = 0  # backward passes since the last push, when `every` is used
+        self._every = 1  # what it was last
         self.verdict = Verdict("pulled", 0)
         self.watcher: Watcher | None = None
         self.keep_back = False  # the next step brings nothing
+        exchange.watch(inner, self._start_unasked)
+
+    def _start_unasked(self) -> None:
+        """Without a session a training begins with its first gradient or step."""
+        if not self._started:
+            self.start(Training(model=None))
 
     def start(self, training: Training) -> Verdict:
         """Begin to train: called by the session, or by the first step."""
@@ -98,8 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if every < 1:
             raise ConfigError("step(every)", "a number of backward passes, 1 or more", every)
         self.stepped = True
-        if not self._started:
-            self.start(Training(model=None))
+        self._start_unasked()
         if closure is not None:
             with torch.enable_grad():
                 closure()
@@ -107,12 +114,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self.skip()
         self._weigh(weight)
         self._gathered += 1
+        self._every = every
         if self._gathered < every:
-            self._exchange.accumulate(self._gathered + 1 < every)
+            self._exchange.hold(self._gathered + 1 < every)
             return Verdict("held", self.verdict.global_step)
         if self._weight is not None and self._weight < _NOTHING:
             return self.skip()
-        self._gathered = 0
+        passes, self._gathered = self._gathered, 0
         self._exchange.accumulate(every > 1)  # the next passes are likely to be like these
         for pre in self._optimizer_step_pre_hooks.values():
             pre(self, (), {})
@@ -123,7 +131,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 return self._made()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
         weighs, self._weight = self._weight, None
-        self.verdict = self._exchange.step(1.0 if weighs is None else weighs, self._loss_scale() / every)
+        turn = Turn(passes, self._loss_scale(), 1.0 if weighs is None else weighs)
+        self.verdict = self._exchange.step(turn)
         self._made()
         if self.watcher is not None:
             self.watcher.after_step()
@@ -158,11 +167,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def skip(self) -> Verdict:
         """Contribute nothing to this step, and hold nobody up: for gradients that are not finite."""
-        if not self._started:
-            self.start(Training(model=None))
+        self._start_unasked()
         self._gathered = 0
         self._weight = None
         self.keep_back = False
+        self._exchange.accumulate(self._every > 1)
         self.verdict = self._exchange.skip()
         if self.watcher is not None:
             self.watcher.after_step()

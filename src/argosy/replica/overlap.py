@@ -42,7 +42,7 @@ class Overlap:
         for number, members in self._members.items():
             for parameter in members:
                 self._blocks.setdefault(parameter, []).append(number)
-        self._ready: dict[int, tuple[int, int]] = {}
+        self._ready: dict[int, _Mark] = {}
         self._sent: set[int] = set()
         self._handles: list[RemovableHandle] = [
             parameters[number].register_post_accumulate_grad_hook(self._hook(number))
@@ -54,7 +54,7 @@ class Overlap:
         def arrived(parameter: torch.Tensor) -> None:
             if number in self._ready:  # once more before a step: what was sent is out of date
                 return
-            self._ready[number] = _mark(parameter)
+            self._ready[number] = _Mark(parameter)
             for block in self._blocks[number]:
                 self._packing.pack_piece(number, block)
                 if block not in self._sent and self._members[block] <= self._ready.keys():
@@ -65,7 +65,7 @@ class Overlap:
 
     def collect(self, scale: float) -> tuple[set[int], dict[int, tuple[int, ...]]]:
         """The blocks that were sent ahead and still hold, and their places by server; then begin anew."""
-        same = {number for number, mark in self._ready.items() if _mark(self._parameters[number]) == mark}
+        same = {number for number, mark in self._ready.items() if mark.holds(self._parameters[number])}
         valid = {block for block in self._sent if scale == 1.0 and self._members[block] <= same}
         places: dict[int, tuple[int, ...]] = {}
         for block in sorted(valid):
@@ -85,6 +85,19 @@ class Overlap:
             handle.remove()
 
 
-def _mark(parameter: torch.Tensor) -> tuple[int, int]:
-    gradient = parameter.grad
-    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+class _Mark:
+    """The gradient of a parameter as it is now.
+
+    It is kept and not only its identity: that of one that was thrown away is used again for the next.
+    """
+
+    __slots__ = ("_gradient", "_version")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._gradient = parameter.grad
+        self._version = -1 if self._gradient is None else self._gradient._version
+
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Whether it is still that one, and as it was."""
+        gradient = parameter.grad
+        return gradient is self._gradient and (gradient is None or gradient._version == self._version)

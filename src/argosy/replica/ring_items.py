@@ -10,6 +10,7 @@ from torch import nn
 from argosy.ring.buckets import Bucket, Item, Piece
 
 _ANY = torch.preserve_format
+Places = Sequence[tuple[nn.Module, str]]
 
 
 def buffer_places(model: nn.Module | None) -> list[tuple[nn.Module, str]]:
@@ -23,6 +24,11 @@ def buffer_places(model: nn.Module | None) -> list[tuple[nn.Module, str]]:
         for name, buffer in module._buffers.items()
         if buffer is not None and (f"{prefix}.{name}" if prefix else name) in saved
     ]
+
+
+def buffers_at(places: Places) -> list[torch.Tensor]:
+    """The buffers that are there now: a module may have put others in their place."""
+    return [buffer for module, name in places if (buffer := module._buffers[name]) is not None]
 
 
 def item_of(tensor: torch.Tensor) -> Item[torch.dtype]:

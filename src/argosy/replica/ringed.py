@@ -1,39 +1,33 @@
 """The exchange without servers: gradients are averaged over all workers, and the user's own optimizer steps.
 
-A hook on each parameter notes that its gradient is there; a bucket whose gradients are all there is copied
-into shared memory and summed while backward goes on. When backward is over, `.grad` holds the mean of all
-workers, so what a user does to it then (clipping, say) is done to the mean, and the same everywhere.
+When backward is over, `.grad` holds the mean of all workers, so what a user does to it then (clipping, say)
+is done to the mean, and the same everywhere. A worker that skips cannot know what that was: the first of
+those who gave tells it in a second round, and all step with the same gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
 from typing import Literal
 
-import msgspec
 import torch
-from torch.nn.utils import clip_grad_norm_
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from argosy.errors import ArgosyError, ModelMismatch
-from argosy.replica.exchange import (
-    Resumed,
-    Training,
-    Verdict,
-    begin_from,
-    names_of,
-    parameters_of,
-    scale_gradients,
-)
+from argosy.errors import ArgosyError
+from argosy.events import say
+from argosy.replica.agreement import Agreement
+from argosy.replica.averaging import Averaging
+from argosy.replica.chiefs import check_alike, take_state, take_values
+from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
-from argosy.replica.ring_items import buffer_places, cut, device_of, gradient_of, item_of, views
+from argosy.replica.ring_items import buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
-from argosy.ring.buckets import BUCKET_BYTES, Rule, fill
-from argosy.ring.device_rounds import DeviceRounds
+from argosy.replica.turn import Turn, clip, gradients_of, scale
+from argosy.ring.buckets import Rule
 from argosy.ring.member import RingMember
-from argosy.ring.rounds import Outcome, Rounds
+from argosy.ring.notes import Outcome, Says
 
 
 class RingExchange:
@@ -51,12 +45,13 @@ class RingExchange:
         self._wire = wire
         self._overlaps = overlap
         self._step = 0
-        self._rounds: Rounds | DeviceRounds | None = None
-        self._handles: list[RemovableHandle] = []
+        self._parameters: list[nn.Parameter] = []
+        self._averaging: Averaging | None = None
         self._waits = False  # for further backward passes before the gradients are complete
         self._outcome: Outcome | None = None  # of the round that this step's gradients have been through
-        self._under_way = False
-        self._backward = -1
+        self._late = -1  # the backward pass that is averaged when it is over
+        self._last_giver = -1
+        self._watched: list[RemovableHandle] = []
         self._saving: RingSaving | None = None
         self._state: TorchState | None = None
         self._stop_at: int | None = None  # told by the chief
@@ -65,13 +60,27 @@ class RingExchange:
         self.keeps_state = False
 
     # --- beginning ----------------------------------------------------------------------------------------
+    def watch(self, optimizer: torch.optim.Optimizer, begin: Callable[[], None]) -> None:
+        """See `Exchange`. The first backward pass begins it: the first mean is made as every other."""
+
+        def arrived(_: torch.Tensor) -> None:
+            if self._averaging is None and not self._waits:
+                self._begin_late(begin)
+
+        self._member.on_leaving(self._close)
+        if self._overlaps:
+            for _, parameter in parameters_of(optimizer):
+                if parameter.requires_grad:
+                    self._watched.append(parameter.register_post_accumulate_grad_hook(arrived))
+
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
-        self._member.on_leaving(self._close)
+        self._agreement = Agreement(optimizer, self._member.names, self._member.meet)
+        self._outcome = None
         self._begin_saving(training)
-        self._open()
+        self._open(first=True)
         if not self.resumed.step:
             self._averages.restart()
         return self.pull()
@@ -96,240 +105,164 @@ class RingExchange:
 
     def extend(self, first: int) -> None:
         """See `Exchange`."""
+        self._take_back(Says.HOLDS)
+        self._extend(first)
+
+    def _extend(self, first: int) -> None:
         if self._state is not None:
             self._state.restore_later(first)
         self._open()
-        self._outcome = None
         self._averages.extend(self._parameters)
         if self._state is not None:
             self._state.restore_averages(first)
 
-    def _open(self) -> None:
+    def _open(self, *, first: bool = False) -> None:
         """Agree on what is trained, take the chief's values, and make room for the gradients."""
         pairs = parameters_of(self._optimizer)
         self._parameters = [parameter for _, parameter in pairs]
         model = self._training.model
-        self._places = buffer_places(model)
-        self._check(names_of(model, pairs))
-        self._take_the_chiefs()
-        items = [item_of(parameter) for parameter in self._parameters]
-        buckets = fill(items, BUCKET_BYTES)
+        places = buffer_places(model)
+        check_alike(self._member, names_of(model, pairs), self._parameters, buffers_at(places))
+        self._take_the_chiefs(first)
         rule: Rule = "first" if self._training.buffer_rule == "chief" else "mean"
-        state = [item_of(buffer) for buffer in self._buffers()]
-        most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in state)])  # none of them is cut
         self._close()
-        self._rounds = self._member.open_rounds(
-            [*buckets, *fill(state, most, rule, first=len(items))],
-            self._wire,
-            device_of(self._parameters),
+        on_pass = self._begin_pass if self._overlaps else None
+        self._averaging = Averaging(
+            self._member, self._parameters, places, rule, self._wire, on_pass, self._end_pass
         )
-        self._of_gradients = len(buckets)
-        self._buckets_of: dict[int, list[int]] = {}
-        for place, bucket in enumerate(buckets):
-            for piece in bucket.pieces:
-                self._buckets_of.setdefault(piece.item, []).append(place)
-        every, tensors = self._rounds.buckets, [*self._parameters, *self._buffers()]
-        self._given = [views(each, self._rounds.given(n), tensors) for n, each in enumerate(every)]
-        self._results = [views(each, self._rounds.result(n), tensors) for n, each in enumerate(every)]
-        self._begins = list(accumulate((len(each.pieces) for each in every), initial=0))
-        self._put_hooks()
 
-    def _buffers(self) -> list[torch.Tensor]:
-        return [buffer for module, name in self._places if (buffer := module._buffers[name]) is not None]
-
-    def _check(self, names: Sequence[str]) -> None:
-        """That every worker trains the same model."""
-        mine = [
-            (name, list(parameter.shape), str(parameter.dtype))
-            for name, parameter in zip(names, self._parameters, strict=True)
-        ]
-        mine += [("buffer", list(buffer.shape), str(buffer.dtype)) for buffer in self._buffers()]
-        chiefs = msgspec.msgpack.decode(self._member.meet(msgspec.msgpack.encode(mine))[0])
-        ours = [list(each) for each in mine]
-        if ours == chiefs:
-            return
-        if len(ours) != len(chiefs):
-            raise ModelMismatch("model", f"{len(chiefs)} tensors, as the chief has", len(ours))
-        theirs, own = next((a, b) for a, b in zip(chiefs, ours, strict=True) if a != b)
-        raise ModelMismatch(f"parameter {own[0]}", f"{theirs}, as the chief has", own)
-
-    @torch.no_grad()
-    def _take_the_chiefs(self) -> None:
-        """Parameters, buffers, and what the optimizer leaves alone."""
-        trained = {id(parameter) for parameter in self._parameters}
+    def _take_the_chiefs(self, first: bool) -> None:
+        """Parameters, buffers, what the optimizer leaves alone, and at first its state."""
         model = self._training.model
+        trained = {id(parameter) for parameter in self._parameters}
         rest = [] if model is None else [p for p in model.parameters() if id(p) not in trained]
-        for tensor in [*self._parameters, *rest, *self._buffers()]:
-            flat = tensor.detach().to("cpu", copy=True).contiguous().view(-1)
-            self._member.group.broadcast(flat.view(torch.uint8), 0)
-            tensor.detach().copy_(flat.view(tensor.shape))
-
-    # --- during backward ----------------------------------------------------------------------------------
-    def _put_hooks(self) -> None:
-        self._take_hooks_off()
-        self._trains = [parameter.requires_grad for parameter in self._parameters]
-        self._hooked = [0] * self._of_gradients
-        if not self._overlaps:
+        changed = take_values(self._member, [*self._parameters, *rest, *buffers_at(buffer_places(model))])
+        if not first:
             return
-        for number, parameter in enumerate(self._parameters):
-            if parameter.requires_grad:
-                for bucket in self._buckets_of[number]:
-                    self._hooked[bucket] += 1
-                hook = self._hook(number)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        take_state(self._member, self._optimizer, self._parameters)
+        if model is None:  # begun by a gradient, which was made before
+            told = self._member.meet(bytes([changed and bool(gradients_of(self._parameters))]))
+            names = [name for name, each in zip(self._member.names, told, strict=True) if any(each)]
+            if names and self._member.rank == 0:
+                say(
+                    f"without a session the first gradient of {', '.join(names)} is of its own initial "
+                    "parameters, not of the chief's: use a session, or the same seed for the model"
+                )
 
-    def _take_hooks_off(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    @property
+    def _grown(self) -> bool:
+        """Whether the optimizer has more parameters than are averaged."""
+        count = 0
+        for group in self._optimizer.param_groups:
+            count += len(group["params"])
+        return count != len(self._parameters)
 
-    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
-        buckets = self._buckets_of[number]
+    # --- rounds -------------------------------------------------------------------------------------------
+    def _begin_pass(self) -> None:
+        """A backward pass has made its first gradient."""
+        if self._waits:
+            return
+        if self._grown:
+            self._begin_late(lambda: self._extend(len(self._parameters)))
+            return
+        if self._outcome is not None and not self._outcome.complete:
+            self._round(Says.HOLDS, ends=True)  # who has skipped waits for what becomes of the last pass
+        self._outcome = None
+        self._use.begin_pass(lambda: self._agreement.mark(self._step, False))
 
-        def arrived(_: torch.Tensor) -> None:
-            if self._waits:
-                return
-            self._notice_backward()
-            if number in self._seen:
-                if self._rounds is not None and buckets[0] < self._rounds.entered:
-                    raise ArgosyError(
-                        "a gradient came twice in one backward pass, after it had been averaged; "
-                        "pass overlap=False to distribute()"
-                    )
-                return
-            self._seen.add(number)
-            for bucket in buckets:
-                self._missing[bucket] -= 1
-            if not self._missing[buckets[0]]:
-                self._send_full_ones()
-
-        return arrived
-
-    def _notice_backward(self) -> None:
-        """At the first gradient of a backward pass, ask to be called at its end."""
+    def _begin_late(self, prepare: Callable[[], None]) -> None:
+        """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
         task = torch._C._current_graph_task_id()
-        if self._under_way and task == self._backward:
-            return
-        self._backward = task
-        self._seen: set[int] = set()
-        self._missing = list(self._hooked)
-        if [parameter.requires_grad for parameter in self._parameters] != self._trains:
-            self._missing = [-1] * len(self._hooked)  # hooks are not up to date: all leave at the end
-        if not self._under_way:  # else the last pass was broken off: what it has sent holds
-            self._begin()
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if task != self._late:
+            self._late = task
 
-    def _begin(self, gives: bool = True, done: bool = False) -> None:
-        assert self._rounds is not None
-        self._under_way = True
-        self._rounds.begin(gives, done)
+            def end() -> None:
+                prepare()
+                self._outcome = self._round(Says.GIVES, takes=True)
 
-    @torch.no_grad()
-    def _send_full_ones(self) -> None:
-        """Buckets leave in order, so that all workers send the same one."""
-        rounds = self._rounds
-        assert rounds is not None
-        while rounds.entered < self._of_gradients and not self._missing[rounds.entered]:
-            self._send(rounds, rounds.entered)
-        rounds.advance()
+            torch.autograd.Variable._execution_engine.queue_callback(end)
 
-    def _send(self, rounds: Rounds | DeviceRounds, bucket: int) -> None:
-        """Copy the gradients of a bucket into their place; an absent one is zero, and said to be absent."""
-        views, dense, present = self._given[bucket], [], []
-        for piece in rounds.buckets[bucket].pieces:
-            gradient = self._parameters[piece.item].grad
-            present.append(gradient is not None)
-            if gradient is not None:
-                strided = gradient if gradient.layout == torch.strided else gradient.to_dense()
-                dense.append(cut(strided, piece))
-        if len(dense) == len(views):
-            torch._foreach_copy_(views, dense)
-            rounds.enter()
-            return
-        if dense:
-            torch._foreach_copy_([view for view, there in zip(views, present, strict=True) if there], dense)
-        for view, there in zip(views, present, strict=True):
-            if not there:
-                view.zero_()
-        rounds.enter(present)
+    def _end_pass(self, outcome: Outcome) -> None:
+        """It is over, and `.grad` is the mean."""
+        self._outcome = self._checked(outcome)
 
-    @torch.no_grad()
-    def _end(self, gives: bool = True) -> None:
-        """Send what is left, wait for the others, and take the mean."""
-        rounds = self._rounds
-        assert rounds is not None
-        while rounds.entered < self._of_gradients:
-            if gives:
-                self._send(rounds, rounds.entered)
-            else:
-                rounds.enter()
-        if rounds.entered < len(rounds.buckets):
-            state = self._buffers()
-            while rounds.entered < len(rounds.buckets):
-                bucket = rounds.entered
-                first = len(self._parameters)
-                given = [state[piece.item - first] for piece in rounds.buckets[bucket].pieces]
-                torch._foreach_copy_(self._given[bucket], given)
-                rounds.enter()
-        self._outcome = rounds.finish(self._take)
-        self._under_way = False
+    @property
+    def _use(self) -> Averaging:
+        assert self._averaging is not None
+        return self._averaging
 
-    def _take(self, number: int, outcome: Outcome) -> None:
-        """The result of a bucket, into the gradients or buffers that it is of."""
-        assert self._rounds is not None
-        targets, sources = [], []
-        of_gradients = number < self._of_gradients
-        state = [] if of_gradients else self._buffers()
-        for place, piece in enumerate(self._rounds.buckets[number].pieces):
-            if of_gradients:
-                if outcome.pieces is not None and not outcome.pieces[self._begins[number] + place]:
-                    continue
-                target = gradient_of(self._parameters[piece.item], piece.whole)
-            else:
-                target = state[piece.item - len(self._parameters)]
-            targets.append(cut(target, piece))
-            sources.append(self._results[number][place])
-        if targets:
-            torch._foreach_copy_(targets, sources)
+    def _round(self, says: Says, ends: bool = False, takes: bool = False) -> Outcome:
+        """A round outside of backward; `ends`: the second one of a step that somebody has skipped."""
+        averaging = self._use
+        if not averaging.under_way:  # else a backward pass was broken off, and what it has sent holds
+            averaging.begin(says, self._agreement.mark(self._step, ends))
+        return self._checked(averaging.end(takes))
+
+    def _checked(self, outcome: Outcome) -> Outcome:
+        self._agreement.check(outcome)
+        if outcome.givers:
+            self._last_giver = outcome.first
+            if not outcome.complete:
+                self._agreement.scaled(1.0)
+        return outcome
 
     # --- training -----------------------------------------------------------------------------------------
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`."""
         self._waits = waits
 
-    def step(self, weight: float, scale: float) -> Verdict:
+    def hold(self, waits: bool) -> None:
+        """See `Exchange`. A pass that was averaged already counts with the others, and not on its own."""
+        self._waits = waits
+        self._take_back(Says.HOLDS)
+
+    def _take_back(self, says: Says) -> None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            self._use.take_back()
+            if not outcome.complete:
+                self._round(says, ends=True)
+
+    def step(self, turn: Turn) -> Verdict:
         """See `Exchange`."""
         if self._stops:
             return Verdict("dropped", self._step, stop=True)
-        if sum(len(group["params"]) for group in self._optimizer.param_groups) != len(self._parameters):
+        if self._grown:
             self.extend(len(self._parameters))
+        in_backward = self._outcome is not None
+        scale(gradients_of(self._parameters), turn.factor)
         if self._outcome is None:
-            self._begin()
-            self._end()
-        return self._apply(scale)
-
-    def _apply(self, scale: float) -> Verdict:
+            self._outcome = self._round(Says.GIVES, takes=True)
+        clip(gradients_of(self._parameters), self._clip_norm)
         outcome, self._outcome = self._outcome, None
-        if outcome is None or not outcome.givers:
+        if outcome.complete:
+            self._agreement.scaled(turn.factor if in_backward else 1.0)
+        if not outcome.complete and not self._end_step(outcome, Says.GIVES):
             return Verdict("skipped", self._step, stop=self._stops)
-        if scale != 1.0:
-            scale_gradients(self._parameters, scale)
-        if self._clip_norm is not None:
-            clip_grad_norm_(self._parameters, self._clip_norm)
-        self._optimizer.step()
-        self._step += 1
-        self._keep()
-        if [parameter.requires_grad for parameter in self._parameters] != self._trains:
-            self._put_hooks()
+        self._apply()
         return Verdict("applied", self._step, stop=self._stops)
 
-    def _keep(self) -> None:
-        """What is kept along with a step: averages, and a checkpoint when it is time."""
+    def _end_step(self, outcome: Outcome, says: Says) -> bool:
+        """All get the gradient as the first giver has it now; whether there is one, and it is applied."""
+        tells = outcome.first == self._member.rank
+        ended = self._round(says if tells else Says.SKIPS, ends=True, takes=True)
+        if ended.held:
+            raise ArgosyError(
+                "a worker accumulates gradients while another makes a step with them; "
+                "call step() with the same `every` on every worker"
+            )
+        return bool(ended.givers)
+
+    def _apply(self) -> None:
+        """The optimizer steps, and what is kept along with a step follows."""
+        self._optimizer.step()
+        self._step += 1
         self._averages.update(self._step)
         if self._saving is not None:
             self._saving.after_step(self._step)
             if (told := self._saving.stops_at()) is not None:
                 self._stop_at = told
+        self._use.follow()
 
     @property
     def _stops(self) -> bool:
@@ -339,12 +272,33 @@ class RingExchange:
 
     def skip(self) -> Verdict:
         """See `Exchange`. After backward the mean is made already: then this leaves out the whole step."""
-        if self._outcome is None and not self._stops:
-            self._begin(gives=False)
-            self._end(gives=False)
-            self._apply(1.0)
-        self._outcome = None
+        if self._stops:
+            return Verdict("skipped", self._step, stop=True)
+        if self._grown:
+            self.extend(len(self._parameters))
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            self._follow_the_others()
+        elif not outcome.complete and self._end_step(outcome, Says.SKIPS):
+            self._apply()  # another worker has not left it out
         return Verdict("skipped", self._step, stop=self._stops)
+
+    def _follow_the_others(self) -> None:
+        """Give nothing, and step with what the others give; the gradients of this worker stay its own."""
+        own = [parameter.grad for parameter in self._parameters]
+        try:
+            while self._round(Says.SKIPS).givers:
+                for parameter in self._parameters:
+                    parameter.grad = None  # one that nobody uses has no gradient, whatever was left of before
+                ended = self._round(Says.SKIPS, ends=True, takes=True)
+                if ended.givers:
+                    self._apply()
+                if not ended.held:
+                    return
+                self._waits = True  # the others accumulate: so will this worker
+        finally:
+            for parameter, gradient in zip(self._parameters, own, strict=True):
+                parameter.grad = gradient
 
     def pull(self) -> Verdict:
         """See `Exchange`. Parameters are fresh already."""
@@ -379,20 +333,23 @@ class RingExchange:
         """See `Exchange`. The others go on without this worker.
 
         Over several hosts it stays, giving nothing, until all are done: others may need its host's leader.
+        Then it takes the parameters of one who was among the last.
         """
-        while self._rounds is not None and self._rounds.stays:
-            self._begin(done=True)
-            self._end(gives=False)
-            if self._outcome is None or not self._outcome.active:
-                break
-            self._apply(1.0)
+        if self._averaging is not None and self._averaging.rounds.stays:
+            while (outcome := self._round(Says.IS_DONE)).active:
+                if outcome.givers and not outcome.complete:
+                    self._round(Says.IS_DONE, ends=True)
+            if self._last_giver >= 0:
+                take_values(self._member, self._parameters, self._last_giver)
         self._close()
         if self._saving is not None:
             self._saving.close()
             self._saving = None
 
     def _close(self) -> None:
-        self._take_hooks_off()
-        if self._rounds is not None:
-            self._rounds.close()
-            self._rounds = None
+        for handle in self._watched:
+            handle.remove()
+        self._watched = []
+        if self._averaging is not None:
+            self._averaging.close()
+            self._averaging = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from argosy.replica.model_state import ModelState
 from argosy.replica.overlap import Overlap
 from argosy.replica.packing import Packing
 from argosy.replica.slots import gather_slots, spread_slots
+from argosy.replica.turn import Turn
 from argosy.store.client import StoreClient
 from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import Hyperparameters, describe
@@ -79,6 +80,9 @@ class ServedExchange:
         self.keeps_state = True
 
     # --- beginning ----------------------------------------------------------------------------------------
+    def watch(self, optimizer: torch.optim.Optimizer, begin: Callable[[], None]) -> None:
+        """See `Exchange`. The first step is soon enough."""
+
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
         """See `Exchange`."""
         self._optimizer = optimizer
@@ -190,28 +194,36 @@ class ServedExchange:
         return result
 
     # --- training -----------------------------------------------------------------------------------------
-    def step(self, weight: float, scale: float) -> Verdict:
-        """See `Exchange`."""
+    def _follow(self) -> None:
+        """Groups may have been added to the optimizer inside."""
         count = 0
         for group in self._optimizer.param_groups:
             count += len(group["params"])
         if count != self._count:
             self._register()
-        done, ahead = self._overlap.collect(scale) if self._overlap is not None else ((), {})
-        tensors, absent = self._packing.pack(scale, done)
+
+    def step(self, turn: Turn) -> Verdict:
+        """See `Exchange`."""
+        self._follow()
+        factor = turn.factor
+        done, ahead = self._overlap.collect(factor) if self._overlap is not None else ((), {})
+        tensors, absent = self._packing.pack(factor, done)
         brings = self._is_chief or self._training.buffer_rule == "mean"
         buffers = self._state.changed() if brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
-        return self._take(self._ask("gradient", tensors, weight, absent, tuple(buffers), ahead))
+        return self._take(self._ask("gradient", tensors, turn.weight, absent, tuple(buffers), ahead))
 
     def skip(self) -> Verdict:
         """See `Exchange`."""
+        self._follow()
         if self._overlap is not None:
             self._overlap.reset()
         return self._take(self._ask("skip", {}))
 
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""
+
+    hold = accumulate
 
     def pull(self) -> Verdict:
         """See `Exchange`."""

@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from argosy.ring.buckets import Bucket
 from argosy.ring.group import RingGroup
-from argosy.ring.rounds import Outcome, Says
+from argosy.ring.notes import DENSE, Outcome, Says, conclude, merge
 from argosy.ring.sums import combine
 
 
@@ -22,6 +22,7 @@ class DeviceRounds:
     """The rounds of these buckets among all ranks; `process_group` sums tensors of `device`."""
 
     stays = True  # nobody can leave such a group: who is done gives nothing until all are
+    keeps_given = False  # what is given is summed in its place
 
     def __init__(
         self,
@@ -35,7 +36,8 @@ class DeviceRounds:
         self.buckets = tuple(buckets)
         self._flats = [torch.zeros(bucket.count, dtype=bucket.dtype, device=device) for bucket in buckets]
         self._says = Says.GIVES
-        self._notes: list[bool] = []
+        self._mark = 0
+        self._notes: list[int] = []
         self._works: list[Any] = []
 
     def given(self, bucket: int) -> torch.Tensor:
@@ -44,9 +46,10 @@ class DeviceRounds:
 
     result = given
 
-    def begin(self, gives: bool = True, done: bool = False) -> None:
-        """A new round, of which this rank says whether it gives something."""
-        self._says = Says.IS_DONE if done else Says.GIVES if gives else Says.SKIPS
+    def begin(self, says: Says, mark: int) -> None:
+        """As in `Rounds`."""
+        self._says = says
+        self._mark = mark
         self._notes = []
         self._works = []
 
@@ -55,15 +58,20 @@ class DeviceRounds:
         """How many buckets of this round have been entered."""
         return len(self._works)
 
-    def enter(self, present: Sequence[bool] | None = None) -> None:
-        """The next bucket is in its place; `present`: which of its pieces this rank has, None for all."""
+    def enter(self, kinds: Sequence[int] | None = None) -> None:
+        """As in `Rounds`."""
         bucket = self.buckets[self.entered]
         flat = self._flats[self.entered]
         counts = self._says == Says.GIVES if bucket.rule == "mean" else self._ring.rank == 0
         if not counts:
-            flat.zero_()
-        self._notes += [True] * len(bucket.pieces) if present is None else present
+            flat.fill_(-0.0)  # which added to anything leaves it as it is, even a zero
+        self._notes += [DENSE] * len(bucket.pieces) if kinds is None else kinds
         self._works.append(self._group.allreduce([flat], dist.AllreduceOptions()))  # a sum
+
+    def kinds(self, bucket: int) -> list[int]:
+        """As in `Rounds`."""
+        begin = sum(len(each.pieces) for each in self.buckets[:bucket])
+        return self._notes[begin : begin + len(self.buckets[bucket].pieces)]
 
     def advance(self) -> None:
         """Nothing to do: the device does it."""
@@ -80,13 +88,14 @@ class DeviceRounds:
         return outcome
 
     def _agree(self) -> Outcome:
-        mine = torch.tensor([self._says, *self._notes], dtype=torch.int32)
+        mine = torch.tensor([self._says, self._mark, *self._notes], dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self._ring.size)]
         self._ring.all_gather(rows, mine)
-        givers = [row[1:] for row in rows if row[0] == Says.GIVES]
-        pieces = torch.stack(givers).any(0).tolist() if givers else [False] * len(self._notes)
-        active = sum(int(row[0]) != Says.IS_DONE for row in rows)
-        return Outcome(len(givers), None if all(pieces) else pieces, active)
+        told = [row.tolist() for row in rows]
+        said = [(rank, Says(row[0]), row[1]) for rank, row in enumerate(told)]
+        given = [row[2:] for row in told if row[0] == Says.GIVES]
+        pieces = [merge(column) for column in zip(*given, strict=True)] or [0] * len(self._notes)
+        return conclude(said, pieces)
 
     def fail(self, reason: str) -> None:
         """The ring on the CPU tells the others."""

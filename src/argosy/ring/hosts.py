@@ -115,9 +115,10 @@ class Leaders:
         given[: tensor.numel()].copy_(tensor)
         taken = torch.empty_like(given)
         self._run(lambda: self._tensors.alltoall_base(taken, given, [], []).wait())
-        total = torch.zeros(size, dtype=torch.promote_types(tensor.dtype, torch.float32))
-        for part in taken.split(size):
-            total.add_(part)
+        first, *rest = taken.split(size)
+        total = first.to(torch.promote_types(tensor.dtype, torch.float32))
+        for part in rest:
+            total = total.add_(part)
         parts = [torch.empty(size, dtype=wire) for _ in range(count)]
         self._run(lambda: self._tensors.allgather([parts], [total.to(wire)]).wait())
         tensor.copy_(torch.cat(parts)[: tensor.numel()])

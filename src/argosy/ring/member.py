@@ -51,6 +51,11 @@ class RingMember:
         return self._member.rank
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What the workers are called."""
+        return self._member.names
+
+    @property
     def several_hosts(self) -> bool:
         """Whether the ring goes beyond this host."""
         return len(self.group.company.hosts) > 1

@@ -9,8 +9,6 @@ A rank that leaves is not waited for: all agree since when it is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate, pairwise
 
 import torch
@@ -19,34 +17,29 @@ from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
 from argosy.ring.buckets import Bucket
 from argosy.ring.hosts import Leaders
 from argosy.ring.meeting import Company, Host
+from argosy.ring.notes import (
+    DENSE,
+    HEAD,
+    Outcome,
+    Says,
+    conclude,
+    from_number,
+    head,
+    merge,
+    read_head,
+    to_number,
+)
 from argosy.ring.schedule import slices
 from argosy.ring.sums import NARROW, combine
 
 _PAGE = 4096
 
 
-class Says(IntEnum):
-    """What a rank says about a round, before its first bucket."""
-
-    SKIPS = 0
-    GIVES = 1
-    IS_DONE = 2
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a round came to: how many gave something, which pieces have a result, who is still training."""
-
-    givers: int
-    pieces: list[bool] | None  # None: all of them
-    active: int
-
-
 def room(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
     """The shared memory that rounds of these buckets need on this host, in bytes."""
     ranks = len(company.mine)
     results = sum(_result_bytes(bucket, company) for bucket in buckets)
-    return _notes_bytes(buckets, ranks) + ranks * sum(bucket.nbytes for bucket in buckets) + results
+    return _notes_bytes(buckets, company) + ranks * sum(bucket.nbytes for bucket in buckets) + results
 
 
 def _result_dtype(bucket: Bucket[torch.dtype], company: Company) -> torch.dtype:
@@ -62,8 +55,14 @@ def _items(buckets: Sequence[Bucket[torch.dtype]]) -> int:
     return sum(len(bucket.pieces) for bucket in buckets)
 
 
-def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], ranks: int) -> int:
-    each = 2 * (ranks * (1 + _items(buckets)) + 4 * (2 + _items(buckets)))
+def _agreed_count(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+    """The numbers that hosts agree on: what each rank says, its mark, and the kind of each piece."""
+    return 2 * sum(map(len, company.hosts)) + _items(buckets)
+
+
+def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+    rows = len(company.mine) * (HEAD + _items(buckets))
+    each = 2 * (rows + 8 * _agreed_count(buckets, company)) + 8
     return -(-each // _PAGE) * _PAGE
 
 
@@ -85,17 +84,20 @@ class Rounds:
         self._several = len(company.hosts) > 1
         self._on_first_host = company.hosts[0] == company.mine
         self._wire = wire
-        self._width = 1 + _items(buckets)
-        self._ones = bytes([1]) * self._width
+        self._ranks = company.mine
+        self._world = sum(map(len, company.hosts))
+        self._width = HEAD + _items(buckets)
+        self._dense = bytes([DENSE]) * _items(buckets)
         everything = host.memory.everything()[host.begins :]
         notes = 2 * board.size * self._width
         whole = host.memory.words(-(-(host.begins + notes) // 8)).cast("B")
         self._notes = whole[host.begins : host.begins + notes]
-        agreed = everything[notes + (-notes) % 4 :][: 8 * (1 + self._width)]
-        self._agreed = agreed.view(torch.int32).view(2, 1 + self._width)
+        agreed = _agreed_count(buckets, company)
+        numbers = everything[notes + (-notes) % 8 :][: 16 * agreed]
+        self._agreed = numbers.view(torch.int64).view(2, agreed)
         self._inputs: list[list[torch.Tensor]] = []
         self._results: list[torch.Tensor] = []
-        place = _notes_bytes(buckets, board.size)
+        place = _notes_bytes(buckets, company)
         for bucket in buckets:
             self._inputs.append(
                 [
@@ -108,15 +110,17 @@ class Rounds:
             self._results.append(everything[place:][:nbytes].view(_result_dtype(bucket, company)))
             place += nbytes
         # Pieces are noted in the order of the buckets, so that a bucket's are one stretch.
-        ends = list(accumulate((len(bucket.pieces) for bucket in buckets), initial=1))
+        ends = list(accumulate((len(bucket.pieces) for bucket in buckets), initial=0))
         self._stretches = list(pairwise(ends))
         self._closed = False
         self._round = 0
-        self._says = Says.GIVES
+        self._head = head(Says.GIVES, 0)
         self._base = 0
         self._entered = self._reduced = 0
         self._under_way: list[Callable[[], None]] = []  # buckets that travel between the hosts
         self._agreeing: Callable[[], None] = lambda: None
+
+    keeps_given = True  # until the next round: a result has memory of its own
 
     @property
     def stays(self) -> bool:
@@ -136,10 +140,10 @@ class Rounds:
         return (self._round % 2 * self._board.size + rank) * self._width
 
     # --- a round ------------------------------------------------------------------------------------------
-    def begin(self, gives: bool = True, done: bool = False) -> None:
-        """A new round, of which this rank says whether it gives something."""
+    def begin(self, says: Says, mark: int) -> None:
+        """A new round. `mark`: a number on which all must agree; the outcome names who does not."""
         self._round += 1
-        self._says = Says.IS_DONE if done else Says.GIVES if gives else Says.SKIPS
+        self._head = head(says, mark)
         self._base = self._board.posted[ENTERED]
         self._entered = self._reduced = 0
         self._under_way = []
@@ -149,14 +153,22 @@ class Rounds:
         """How many buckets of this round have been entered."""
         return self._entered
 
-    def enter(self, present: Sequence[bool] | None = None) -> None:
-        """The next bucket is in its place; `present`: which of its pieces this rank has, None for all."""
+    def enter(self, kinds: Sequence[int] | None = None) -> None:
+        """The next bucket is in its place; `kinds`: of each of its pieces, None if all are dense."""
         row = self._row(self._board.rank)
-        self._notes[row] = self._says
+        if not self._entered:
+            self._notes[row : row + HEAD] = self._head
         begin, end = self._stretches[self._entered]
-        self._notes[row + begin : row + end] = self._ones[begin:end] if present is None else bytes(present)
+        row += HEAD
+        self._notes[row + begin : row + end] = self._dense[begin:end] if kinds is None else bytes(kinds)
         self._entered += 1
         self._board.post(ENTERED)
+
+    def kinds(self, bucket: int) -> list[int]:
+        """The kinds of the pieces that this rank has entered in this round."""
+        begin, end = self._stretches[bucket]
+        row = self._row(self._board.rank) + HEAD
+        return list(self._notes[row + begin : row + end])
 
     def advance(self) -> None:
         """Do what can be done without waiting."""
@@ -204,8 +216,7 @@ class Rounds:
             self._board.post(PUBLISHED)
             self._board.wait(PUBLISHED, self._base + number + 1)
             if outcome is None:
-                givers, active, *pieces = self._agreed[self._round % 2].tolist()
-                outcome = Outcome(givers, None if all(pieces) else [bool(each) for each in pieces], active)
+                outcome = self._read_agreed()
             if outcome.givers:
                 take(number, outcome)
         assert outcome is not None
@@ -228,20 +239,30 @@ class Rounds:
                 mean = bucket.rule == "mean" and not self._several
                 combine(out, parts, "mean" if mean else "sum", len(parts))
             else:
-                out.zero_()
+                out.fill_(-0.0)  # which added to anything leaves it as it is, even a zero
         self._reduced += 1
         self._board.post(REDUCED)
 
     def _givers(self, present: Sequence[int]) -> list[int]:
         return [rank for rank in present if self._notes[self._row(rank)] == Says.GIVES]
 
+    def _rows(self, present: Sequence[int]) -> list[bytes]:
+        return [bytes(self._notes[self._row(rank) :][: self._width]) for rank in present]
+
     def _tally(self, last: int) -> Outcome:
         present = self._board.present(last)
-        givers = self._givers(present)
-        rows = [bytes(self._notes[self._row(rank) :][: self._width]) for rank in givers]
-        if rows and all(row == self._ones for row in rows):
-            return Outcome(len(givers), None, len(present))
-        return Outcome(len(givers), [any(column) for column in zip(*rows, strict=True)][1:], len(present))
+        rows = self._rows(present)
+        one = rows[0]
+        everyone = len(present) == self._board.size
+        if one[0] == Says.GIVES and one.endswith(self._dense) and all(row == one for row in rows):
+            return Outcome(len(rows), present[0], len(rows), everyone=everyone)
+        said = [(rank, *read_head(row)) for rank, row in zip(present, rows, strict=True)]
+        return conclude(said, self._kinds(rows), everyone)
+
+    def _kinds(self, rows: Sequence[bytes]) -> list[int]:
+        """The kind of each piece's sum, over the rows of those who give."""
+        given = [row[HEAD:] for row in rows if row[0] == Says.GIVES]
+        return [merge(column) for column in zip(*given, strict=True)] or [0] * len(self._dense)
 
     # --- among hosts: the leader's part -------------------------------------------------------------------
     def _send_across(self, leaders: Leaders) -> None:
@@ -256,13 +277,20 @@ class Rounds:
     def _agree(self, leaders: Leaders, last: int) -> None:
         """Begin to find out, with the other hosts, who gives what."""
         self._board.wait(ENTERED, last)
-        ranks = range(self._board.size)
-        rows = [bytes(self._notes[self._row(rank) :][: self._width]) for rank in self._givers(ranks)]
-        active = sum(self._notes[self._row(rank)] != Says.IS_DONE for rank in ranks)
-        pieces = [any(column) for column in zip(*rows, strict=True)][1:] or [False] * (self._width - 1)
+        rows = self._rows(range(self._board.size))
+        says, marks = [0] * self._world, [0] * self._world
+        for rank, row in zip(self._ranks, rows, strict=True):
+            says[rank], marks[rank] = read_head(row)
+        pieces = [to_number(kind) for kind in self._kinds(rows)]
         agreed = self._agreed[self._round % 2]
-        agreed.copy_(torch.tensor([len(rows), active, *pieces], dtype=torch.int32))
+        agreed.copy_(torch.tensor([*says, *marks, *pieces], dtype=torch.int64))
         self._agreeing = leaders.begin_noting(agreed)
+
+    def _read_agreed(self) -> Outcome:
+        numbers = self._agreed[self._round % 2].tolist()
+        world = self._world
+        said = [(rank, Says(numbers[rank]), numbers[world + rank]) for rank in range(world)]
+        return conclude(said, [from_number(number) for number in numbers[2 * world :]])
 
     def _fetch(self, leaders: Leaders, number: int) -> None:
         """Wait for the sum of a bucket over all hosts, and make the mean of it."""
@@ -272,7 +300,7 @@ class Rounds:
         if number == 0:
             self._agreeing()
         self._under_way[number]()
-        givers = int(self._agreed[self._round % 2][0])
+        givers = int((self._agreed[self._round % 2][: self._world] == Says.GIVES).sum())
         if self.buckets[number].rule == "mean" and givers:
             combine(self._results[number], [self._results[number]], "mean", givers)
 

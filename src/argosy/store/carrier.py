@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import torch
 
-from argosy.errors import ConfigError, WireError
+from argosy.errors import WireError
 from argosy.modes import Mode, Sync
 from argosy.store.buffers import Buffers
 from argosy.store.layout import Layout
+from argosy.store.optimizers import disagreement
 from argosy.store.saving import Saving
 from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
@@ -273,12 +274,12 @@ class Carrier:
         if isinstance(self._mode, Sync) and self._mode.aggregate is None and self._mode.distinct:
             for worker, other in held[1:]:
                 if other.groups != push.groups:
-                    field, mine, theirs = _difference(push.groups, other.groups)
-                    raise ConfigError(
-                        f"{field} of /job:worker/task:{worker} in a synchronous step",
-                        f"{mine}, as on /job:worker/task:{first}",
-                        theirs,
-                        "set the same on every worker",
+                    raise disagreement(
+                        "a synchronous step",
+                        f"/job:worker/task:{first}",
+                        push.groups,
+                        f"/job:worker/task:{worker}",
+                        other.groups,
                     )
         return push.groups
 
@@ -327,11 +328,3 @@ class Carrier:
 def _order_is_sure(mode: Mode) -> bool:
     """Whether a step takes one gradient of weight 1 from each worker: then the order of its sum is known."""
     return isinstance(mode, Sync) and mode.aggregate is None and mode.distinct and not mode.weighted
-
-
-def _difference(one: Sequence[Group], other: Sequence[Group]) -> tuple[str, object, object]:
-    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        for key in sorted(mine.keys() | theirs.keys()):
-            if mine.get(key) != theirs.get(key):
-                return f"{key} of group {index}", mine.get(key), theirs.get(key)
-    return "the number of parameter groups", len(one), len(other)

@@ -6,6 +6,7 @@ The servers keep parameters in flat blocks, so an optimizer must treat every ele
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -22,9 +23,9 @@ SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {
     "RMSprop": torch.optim.RMSprop,
 }
 # How torch computes, not what: the server decides these for itself.
-_IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
+IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 _HYPERPARAMETERS = {
-    name: frozenset(inspect.signature(kind).parameters) - _IMPLEMENTATION for name, kind in SUPPORTED.items()
+    name: frozenset(inspect.signature(kind).parameters) - IMPLEMENTATION for name, kind in SUPPORTED.items()
 }
 
 
@@ -40,6 +41,24 @@ def describe(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
             "the servers run optimizers that treat every element alone",
         )
     return OptimizerSpec(name, groups_of(optimizer))
+
+
+def disagreement(
+    step: str, first: str, mine: Sequence[Group], other: str, theirs: Sequence[Group]
+) -> ConfigError:
+    """Two workers of a step that all must make alike have other hyperparameters."""
+    field, expected, got = _difference(mine, theirs)
+    return ConfigError(
+        f"{field} of {other} in {step}", f"{expected}, as on {first}", got, "set the same on every worker"
+    )
+
+
+def _difference(one: Sequence[Group], other: Sequence[Group]) -> tuple[str, object, object]:
+    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        for key in sorted(mine.keys() | theirs.keys()):
+            if mine.get(key) != theirs.get(key):
+                return f"{key} of group {index}", mine.get(key), theirs.get(key)
+    return "the number of parameter groups", len(one), len(other)
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> tuple[Group, ...]:
