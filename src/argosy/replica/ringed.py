@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.hooks import RemovableHandle
 
-from argosy.errors import ArgosyError, ModelMismatch
+from argosy.errors import ArgosyError
 from argosy.replica.exchange import (
     Resumed,
     Training,
@@ -27,10 +27,19 @@ from argosy.replica.exchange import (
     scale_gradients,
 )
 from argosy.replica.own_averages import OwnAverages
-from argosy.replica.ring_items import buffer_places, cut, device_of, gradient_of, item_of, views
+from argosy.replica.ring_items import (
+    buffer_buckets,
+    buffer_places,
+    check_alike,
+    cut,
+    device_of,
+    gradient_of,
+    item_of,
+    views,
+)
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
-from argosy.ring.buckets import BUCKET_BYTES, Rule, fill
+from argosy.ring.buckets import BUCKET_BYTES, fill
 from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.member import RingMember
 from argosy.ring.rounds import Outcome, Rounds
@@ -114,12 +123,10 @@ class RingExchange:
         self._take_the_chiefs()
         items = [item_of(parameter) for parameter in self._parameters]
         buckets = fill(items, BUCKET_BYTES)
-        rule: Rule = "first" if self._training.buffer_rule == "chief" else "mean"
-        state = [item_of(buffer) for buffer in self._buffers()]
-        most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in state)])  # none of them is cut
+        state = buffer_buckets(self._buffers(), len(items), self._training.buffer_rule)
         self._close()
         self._rounds = self._member.open_rounds(
-            [*buckets, *fill(state, most, rule, first=len(items))],
+            [*buckets, *state],
             self._wire,
             device_of(self._parameters),
         )
@@ -145,13 +152,7 @@ class RingExchange:
         ]
         mine += [("buffer", list(buffer.shape), str(buffer.dtype)) for buffer in self._buffers()]
         chiefs = msgspec.msgpack.decode(self._member.meet(msgspec.msgpack.encode(mine))[0])
-        ours = [list(each) for each in mine]
-        if ours == chiefs:
-            return
-        if len(ours) != len(chiefs):
-            raise ModelMismatch("model", f"{len(chiefs)} tensors, as the chief has", len(ours))
-        theirs, own = next((a, b) for a, b in zip(chiefs, ours, strict=True) if a != b)
-        raise ModelMismatch(f"parameter {own[0]}", f"{theirs}, as the chief has", own)
+        check_alike([list(each) for each in mine], chiefs)
 
     @torch.no_grad()
     def _take_the_chiefs(self) -> None:

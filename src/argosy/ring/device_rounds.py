@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from argosy.ring.buckets import Bucket
 from argosy.ring.group import RingGroup
-from argosy.ring.rounds import Outcome, Says
+from argosy.ring.rounds import Outcome, Says, nothing
 from argosy.ring.sums import combine
 
 
@@ -59,11 +59,14 @@ class DeviceRounds:
         """The next bucket is in its place; `present`: which of its pieces this rank has, None for all."""
         bucket = self.buckets[self.entered]
         flat = self._flats[self.entered]
-        counts = self._says == Says.GIVES if bucket.rule == "mean" else self._ring.rank == 0
+        counts = self._ring.rank == 0 if bucket.rule == "first" else self._says == Says.GIVES
         if not counts:
-            flat.zero_()
+            flat.fill_(nothing(bucket.rule, flat.dtype))
         self._notes += [True] * len(bucket.pieces) if present is None else present
-        self._works.append(self._group.allreduce([flat], dist.AllreduceOptions()))  # a sum
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX if bucket.rule == "max" else dist.ReduceOp.SUM
+        whole = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
+        self._works.append(self._group.allreduce([whole], options))
 
     def advance(self) -> None:
         """Nothing to do: the device does it."""

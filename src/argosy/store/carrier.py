@@ -251,9 +251,8 @@ class Carrier:
         self.shard.update(self._agreed(held), factor, apply.step)
         if self._early is not None:
             self._early.clear()
-        for worker, push in held:
-            if push.buffers:
-                self.buffers.bring(worker, push.buffers)
+        if any(push.buffers for _, push in held):
+            self.buffers.bring([(worker, push.buffers) for worker, push in held])
         self.step = apply.step
 
     def _settle(self, worker: int, seq: int) -> _HeldPush:
