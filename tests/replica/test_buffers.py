@@ -47,3 +47,29 @@ def test_the_mean_of_real_numbers_and_of_all_others_the_largest(way: Way) -> Non
         assert real == [0.5, 0.5]
         assert count == [-3, -3]
         assert flag == [True, True, False]
+
+
+@pytest.mark.parametrize("way", ["queue", "memory"])
+def test_the_chiefs_are_everybodys_before_it_has_changed_one(way: Way) -> None:
+    """Also one that another worker changes first, and while the chief changes only some of them."""
+
+    def program(replica: Replica) -> list[tuple[float, int]]:
+        model, seen = Seen(), []
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
+        with replica.session(model, optimizer):
+            for step in range(3):
+                optimizer.zero_grad()
+                if replica.index:
+                    model.see(replica.index).backward()
+                else:
+                    model.weight.sum().backward()
+                    if step == 1:
+                        model.real.fill_(7.0)
+                    if step == 2:
+                        model.count.fill_(7)
+                optimizer.step()
+                seen.append((model.real[0].item(), int(model.count[0])))
+            replica.barrier()
+        return seen
+
+    assert run(way, program) == [[(0.0, 0), (7.0, 0), (7.0, 7)]] * 2

@@ -84,6 +84,7 @@ class ServedExchange:
         self._optimizer = optimizer
         self._hyperparameters = Hyperparameters(optimizer)
         self._training = training
+        self._brings = self._is_chief or training.buffer_rule == "mean"
         if self._is_chief:
             self._open(training)
         self._state = ModelState(training.model, (p for _, p in parameters_of(optimizer)))
@@ -199,8 +200,7 @@ class ServedExchange:
             self._register()
         done, ahead = self._overlap.collect(scale) if self._overlap is not None else ((), {})
         tensors, absent = self._packing.pack(scale, done)
-        brings = self._is_chief or self._training.buffer_rule == "mean"
-        buffers = self._state.changed() if brings else {}
+        buffers = self._state.changed() if self._brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
         return self._take(self._ask("gradient", tensors, weight, absent, tuple(buffers), ahead))
 
@@ -249,6 +249,7 @@ class ServedExchange:
     def finish(self) -> Verdict:
         """See `Exchange`."""
         self._cut = self._training.keeping is not None
+        self._wishes["last"] = None
         return self.pull()
 
     def _ask(
@@ -282,6 +283,8 @@ class ServedExchange:
         first = answers[0].header
         if names := first.buffers:
             self._state.take(dict(zip(names, answers[0].tensors[-len(names) :], strict=True)))
+        if not self._brings:
+            self._state.put_back(names)
         self._take_values(answers)
         self._version = first.step
         self._cut = first.cut

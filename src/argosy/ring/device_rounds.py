@@ -64,7 +64,7 @@ class DeviceRounds:
             flat.fill_(nothing(bucket.rule, flat.dtype))
         self._notes += [True] * len(bucket.pieces) if present is None else present
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX if bucket.rule == "max" else dist.ReduceOp.SUM
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if bucket.rule == "max" else dist.ReduceOp.SUM)
         whole = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
         self._works.append(self._group.allreduce([whole], options))
 

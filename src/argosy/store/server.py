@@ -257,7 +257,9 @@ class ParameterServer:
         if self._coordinator is None:
             self._links.tell(0, HeldNotice(worker, header.seq))
         else:
-            push = Push(worker, header.seq, header.version, header.kind, header.weight)
+            push = Push(
+                worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
+            )
             if header.numbers:
                 self._coordinator.tally.log(worker, header.numbers)
             if header.shared:
@@ -370,7 +372,7 @@ class ParameterServer:
         if self._coordinator is None:
             return self._over is not None
         if self._coordinator.roster.everyone_left():
-            return True
+            return not self._coordinator.roster.somebody_is_here()
         if self._coordinator.failure is None:
             return False
         self._failed_at = self._failed_at or time.monotonic()
