@@ -19,7 +19,7 @@ from argosy.store.layout import Layout
 from argosy.store.saving import Saving
 from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Status
 from argosy.wire.message import Message
 from argosy.wire.protocol import Bucket, Given, Group, Header, PushRequest, Register, Verdict, Wishes
 from argosy.wire.tensors import torch_dtype
@@ -154,9 +154,15 @@ class Carrier:
         """Whether a push was never decided on; one that was answered is answered again."""
         latest = self._verdicts.get(worker)
         if latest is not None and header.seq <= latest.seq:
-            self._send(worker, Verdict(header.seq, "duplicate", self.step, stop=latest.stop))
+            self._answer_again(worker, header, latest)
             return False
         return header.seq > self._settled.get(worker, 0)  # else decided already; its answer is on the way
+
+    def _answer_again(self, worker: int, header: PushRequest, latest: Verdict) -> None:
+        """The answer to this push was lost. A request for values gets them, the same that it asked for."""
+        status: Status = "pulled" if header.kind == "pull" else "duplicate"
+        cut = latest.cut and latest.seq == header.seq
+        self._send(worker, Verdict(header.seq, status, self.step, stop=latest.stop, cut=cut), header.wishes)
 
     def _buffers_of(self, message: Message[PushRequest]) -> dict[str, torch.Tensor]:
         names = message.header.buffers
@@ -210,7 +216,12 @@ class Carrier:
             self._early.append(key)
 
     def holds(self, worker: int, seq: int) -> bool:
-        """Whether a push is here, or was answered."""
+        """Whether a push is here, and its answer is to come. One that was answered may be sent again: whoever
+        asks for it has lost the answer.
+        """
+        latest = self._verdicts.get(worker)
+        if latest is not None and seq <= latest.seq:
+            return False
         return (worker, seq) in self._held or seq <= self._settled.get(worker, 0)
 
     def carry_out(self, decisions: Iterable[Decision]) -> None:
@@ -285,10 +296,8 @@ class Carrier:
         verdict = Verdict(
             answer.seq, answer.status, answer.step, answer.staleness, answer.stop, cut=answer.cut
         )
-        if "slots" in wishes:
-            self._send_slots(answer.worker, verdict)
-        else:
-            self._send(answer.worker, verdict, "average" in wishes)
+        self._verdicts[answer.worker] = verdict
+        self._send(answer.worker, verdict, wishes)
 
     def _send_slots(self, worker: int, verdict: Verdict) -> None:
         """Answer with what the optimizer keeps of each block, in place of its values."""
@@ -299,16 +308,16 @@ class Carrier:
             slots=tuple(tuple(name.removeprefix("slot/") for name in slots) for slots in kept),
             steps=tuple(tuple(block.steps) for block in blocks),
         )
-        self._verdicts[worker] = verdict
         self._reply(worker, header, [tensor.clone() for slots in kept for tensor in slots.values()])
 
-    def _send(self, worker: int, verdict: Verdict, average: bool = False) -> None:
+    def _send(self, worker: int, verdict: Verdict, wishes: Wishes = ()) -> None:
+        if "slots" in wishes:
+            self._send_slots(worker, verdict)
+            return
         everything = verdict.status == "pulled"
         buffers = self.buffers.everything() if everything else self.buffers.moving
-        if verdict.status != "duplicate":
-            self._verdicts[worker] = verdict
         header = msgspec.structs.replace(verdict, buffers=tuple(buffers)) if buffers else verdict
-        if average:
+        if "average" in wishes:
             values = self.shard.averages()
         elif self._copies(worker):
             values = self.shard.live()
