@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import pytest
@@ -23,15 +23,19 @@ from argosy.store.client import StoreClient
 from argosy.store.server import ParameterServer
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
+# The parameters of the model below: an answer that has them is larger than all else that travels.
+COUNT = 5000
+
 
 class Proxy:
-    """Passes bytes on to a port, until it is told to break every connection."""
+    """Passes bytes on to a port, until it is told to break every connection, or to lose an answer."""
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._far: set[socket.socket] = set()
         self._ended = False
         self.loses: Literal["requests", "answers"] | None = (
             None  # the next of these, and the connection with it
@@ -64,6 +68,7 @@ class Proxy:
 
     def break_connections(self) -> None:
         pairs, self._pairs = self._pairs, []
+        self._far.clear()
         for pair in pairs:
             for sock in pair:
                 sock.close()
@@ -82,10 +87,9 @@ def proxy() -> Iterator[Proxy]:
     made.close()
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("what", ["requests", "answers"])
-def test_a_broken_connection_is_made_anew(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
-    """Whether a push or its answer was lost with it: each gradient counts once, and the worker is told so."""
+@contextmanager
+def one_worker(proxy: Proxy) -> Iterator[Replica]:
+    """A worker whose only server is behind the proxy."""
     torch.set_num_threads(1)
     port = proxy._target
     spec = ClusterSpec({"ps": [f"127.0.0.1:{port}"], "worker": ["localhost:1"]})
@@ -100,25 +104,62 @@ def test_a_broken_connection_is_made_anew(proxy: Proxy, what: Literal["requests"
     me = Task("worker", 0)
     client = StoreClient(spec, me, lambda _: ZmqChannel(Address("127.0.0.1", proxy.port), b"worker"), 20.0)
     client.hello()
-    replica = Replica(Identity(spec, me, Sync()), client)
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
-    verdicts = []
-    with replica.session(model, optimizer, last_step=12) as session:
-        for step in session.batches(range(100)):
-            if step % 4 == 3:
-                proxy.loses = what
-            model.weight.grad = torch.full((1, 1), -1.0)
-            verdicts.append(optimizer.step())
-            assert model.weight.item() == step + 1
+    yield Replica(Identity(spec, me, Sync()), client)
+    client.leave()
     thread.join(20.0)
     assert not thread.is_alive()
+
+
+def counting() -> nn.Linear:
+    """A model whose weight counts the gradients of -1."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["requests", "answers"])
+def test_a_broken_connection_is_made_anew(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
+    """Whether a push or its answer was lost with it: each gradient counts once, and the worker is told so."""
+    verdicts, model = [], counting()
+    with one_worker(proxy) as replica:
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
+        with replica.session(model, optimizer, last_step=12) as session:
+            for step in session.batches(range(100)):
+                if step % 4 == 3:
+                    proxy.loses = what
+                model.weight.grad = torch.full((1, 1), -1.0)
+                verdicts.append(optimizer.step())
+                assert model.weight.item() == step + 1
     assert proxy.losses == 3
     assert model.weight.item() == 12.0
     assert [verdict.status for verdict in verdicts] == ["applied"] * 12
     assert [verdict.global_step for verdict in verdicts] == list(range(1, 13))
     assert verdicts[-1].stop
+
+
+@pytest.mark.timeout(60)
+def test_what_was_asked_for_comes_again_if_its_answer_is_lost(proxy: Proxy) -> None:
+    """Averages, the optimizer's state and the last parameters are no gradients: they are had anew."""
+    model = counting()
+    with one_worker(proxy) as replica:
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5))
+        with replica.session(model, optimizer, last_step=2, average=0.5) as session:
+            for _ in session.batches(range(100)):
+                model.weight.grad = torch.full((1, 1), -1.0)
+                optimizer.step()
+            proxy.loses = "answers"
+            with session.averaged():
+                average = model.weight.item()
+            assert model.weight.item() == 2.5
+            proxy.loses = "answers"
+            state = optimizer.state_dict()["state"][0]
+            proxy.loses = "answers"
+    assert proxy.losses == 3
+    # After steps to 1 and 2.5, each counts 9/11 and then 9/12.
+    assert average == pytest.approx((1 * 9 / 11) * 3 / 12 + 2.5 * 9 / 12)
+    assert state["momentum_buffer"].item() == -1.5
+    assert model.weight.item() == 2.5
 
 
 @pytest.mark.timeout(60)

@@ -31,6 +31,39 @@ def train(replica: Replica, wire: torch.dtype | None) -> str:
     return f"done {session.global_step} {weight[0].item()}"
 
 
+class Seen(nn.Module):
+    """A number that is trained, and buffers of several kinds."""
+
+    real: torch.Tensor
+    count: torch.Tensor
+    flag: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("real", torch.zeros(1))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("flag", torch.zeros(3, dtype=torch.bool))
+
+
+def see(replica: Replica) -> str:
+    """The mean of buffers while the workers run out of data, one after the other."""
+    model = Seen()
+    optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
+    seen = []
+    with replica.session(model, optimizer, buffers="mean") as session:
+        for _ in session.batches(iter(range(1 + replica.index))):
+            optimizer.zero_grad()
+            model.real.fill_(replica.index)
+            model.count.fill_(-5 - replica.index)
+            model.flag.zero_()
+            model.flag[replica.index] = True
+            model.weight.sum().backward()
+            optimizer.step()
+            seen.append((model.real.item(), model.count.item(), *model.flag.int().tolist()))
+    return f"seen {seen}"
+
+
 def clock(replica: Replica, megabytes: int) -> str:
     """Seconds of a step whose gradient has so many megabytes."""
     weight = nn.Parameter(torch.zeros(megabytes * 250_000))
@@ -51,6 +84,8 @@ def main() -> None:
     what = sys.argv[1]
     if what == "clock":
         print(clock(replica, int(sys.argv[2])), flush=True)
+    elif what == "see":
+        print(see(replica), flush=True)
     else:
         print(train(replica, torch.bfloat16 if what == "bf16" else None), flush=True)
 

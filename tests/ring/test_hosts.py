@@ -45,6 +45,14 @@ def test_a_training_over_two_hosts_with_uneven_data(hosts: Hosts, what: str) -> 
     assert "ring of 3 on 2 hosts: shared memory inside a host, Gloo among hosts" in ended[0][1]
 
 
+def test_the_mean_of_buffers_and_of_whole_numbers_the_largest(hosts: Hosts) -> None:
+    ended = workers(hosts, "112", "see")
+    together = [(1.0, -5, 1, 1, 1), (1.5, -6, 0, 1, 1), (2.0, -7, 0, 0, 1)]
+    for index, (code, output) in enumerate(ended):
+        assert code == 0, ended
+        assert f"seen {together[: index + 1]}" in output, ended
+
+
 def test_a_worker_that_dies_is_named_on_the_other_host_too(hosts: Hosts) -> None:
     ended = workers(hosts, "112", "plain", DIE_AT="1.2")
     assert [code for code, _ in ended] == [1, -9, 1], ended

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
-from one_number import Bench
+import torch
+from one_number import Bench, one_weight
 
+import argosy
 from argosy.errors import JobFailed
 from argosy.modes import Async, Mode, Sync
 from argosy.replica.replica import Replica
-from argosy.testing import LocalCluster
+from argosy.testing import Lane, LocalCluster
+from argosy.update.decisions import Status
 
+LANES: list[Lane] = ["queue", "memory"]
 MODES = [
     Async(),
     Async(max_staleness=1),
@@ -87,3 +92,49 @@ def test_an_error_in_a_worker_ends_the_job() -> None:
     for error in errors.values():
         assert isinstance(error, JobFailed)
         assert (error.task, error.reason) == ("/job:worker/task:1", "ValueError: boom")
+
+
+# --- what is left over ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("lane", LANES)
+def test_gradients_that_were_held_are_in_the_last_workers_parameters(lane: Lane, tmp_path: Path) -> None:
+    """Three of the four gradients of a step are there when the data ends: they are the step."""
+
+    def program(replica: Replica) -> tuple[list[Status], float]:
+        model = one_weight()
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
+        statuses = []
+        with replica.session(model, optimizer, directory=tmp_path) as session:
+            for _ in session.batches(iter(range(3))):
+                model.weight.grad = torch.ones(1, 1)
+                statuses.append(optimizer.step().status)
+        assert session.global_step == 1
+        return statuses, model.weight.item()
+
+    cluster = LocalCluster(2, 1, Sync(aggregate=4, distinct=False, tokens=3), lane=lane)
+    assert cluster.run(program) == [(["held"] * 3, -1.0)]
+    assert argosy.load(tmp_path)["weight"].item() == -1.0
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_gradient_that_was_folded_is_in_the_last_workers_parameters(lane: Lane, tmp_path: Path) -> None:
+    """Worker 1's gradient comes late, and no step comes after it: the last one to leave makes it a step."""
+    pulled, made, left = threading.Barrier(2), threading.Event(), threading.Event()
+
+    def program(replica: Replica) -> tuple[str, float]:
+        model = one_weight()
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
+        with replica.session(model, optimizer, directory=tmp_path):
+            pulled.wait(20)
+            if replica.index:
+                assert made.wait(20)
+            model.weight.grad = torch.full((1, 1), replica.index + 1.0)
+            status = optimizer.step().status
+            if replica.index:
+                assert left.wait(20)
+            made.set()
+        left.set()
+        return status, model.weight.item()
+
+    results = LocalCluster(2, 2, Sync(aggregate=1, late="fold"), lane=lane).run(program)
+    assert results == [("applied", -1.0), ("folded", -3.0)]
+    assert argosy.load(tmp_path)["weight"].item() == -3.0

@@ -52,6 +52,35 @@ def test_the_state_of_an_optimizer_is_in_torchs_format(lane: Any, placement: Any
         assert kept["exp_avg"].abs().sum() > 0
 
 
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_a_parameter_without_elements_has_a_state_as_well(empty: int, tmp_path: Path) -> None:
+    """Wherever it lies among the others, also after the training was resumed."""
+
+    def program(replica: Replica) -> tuple[dict[str, Any], dict[str, Any]]:
+        sizes = [0 if place == empty else 3 for place in range(3)]
+        model = nn.ParameterList([nn.Parameter(torch.ones(size)) for size in sizes])
+        plain = torch.optim.Adam(copy.deepcopy(model).parameters())
+        optimizer = replica.distribute(torch.optim.Adam(model.parameters()), placement=lambda _: 0)
+        with replica.session(model, optimizer, last_step=steps, directory=tmp_path) as session:
+            for _ in session.batches(range(9)):
+                for parameter in model:
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+            state = optimizer.state_dict()
+        for _ in range(steps):
+            for parameter in plain.param_groups[0]["params"]:
+                parameter.grad = torch.ones_like(parameter)
+            plain.step()
+        return state, plain.state_dict()
+
+    for steps in (3, 5):  # noqa: B007  # the program reads it
+        ((mine, theirs),) = LocalCluster(2, 1, Sync()).run(program)
+        assert mine["state"].keys() == theirs["state"].keys() == {0, 1, 2}
+        for number, kept in theirs["state"].items():
+            for name, value in kept.items():
+                torch.testing.assert_close(mine["state"][number][name], value)
+
+
 def test_after_the_session_the_state_is_gone_and_it_says_so() -> None:
     def program(replica: Replica) -> str:
         model = nn.Linear(1, 1)

@@ -226,11 +226,9 @@ def test_a_worker_that_runs_out_of_data_lowers_the_number(distinct: bool) -> Non
                 assert bench.push(-float(replica.index)).status == "applied"
             return session.global_step, bench.value
 
+    # Without tokens a worker has one turn in a step, whether or not it must be another's.
     results = LocalCluster(2, 3, Sync(distinct=distinct)).run(program)
-    if distinct:
-        assert results == [(3, 3.0), (6, 7.5), (9, 13.5)]
-    else:
-        assert results[2][0] >= 6
+    assert results == [(3, 3.0), (6, 7.5), (9, 13.5)]
 
 
 def test_skip_holds_nobody_up() -> None:

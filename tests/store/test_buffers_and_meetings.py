@@ -26,21 +26,30 @@ def test_what_the_chief_starts_with_is_copied() -> None:
 
 def test_the_chiefs_count_and_those_of_others_do_not() -> None:
     buffers = started("chief")
-    buffers.bring(1, {"mean": torch.full((2,), 5.0)})
+    buffers.bring([(1, {"mean": torch.full((2,), 5.0)})])
     assert buffers.moving == {}
-    buffers.bring(0, {"mean": torch.full((2,), 3.0)})
+    buffers.bring([(0, {"mean": torch.full((2,), 3.0)})])
     assert {name: value.tolist() for name, value in buffers.moving.items()} == {"mean": [3, 3]}
     assert list(buffers.everything()) == ["mean", "count", "fixed"]
 
 
 def test_the_mean_of_what_each_brought_last_and_of_counters_the_largest() -> None:
     buffers = started("mean")
-    buffers.bring(0, {"mean": torch.full((2,), 9.0), "count": torch.tensor(3)})
-    buffers.bring(1, {"mean": torch.full((2,), 2.0), "count": torch.tensor(8)})
-    buffers.bring(0, {"mean": torch.full((2,), 4.0), "count": torch.tensor(4)})
+    buffers.bring([(0, {"mean": torch.full((2,), 9.0), "count": torch.tensor(3)})])
+    buffers.bring([(1, {"mean": torch.full((2,), 2.0), "count": torch.tensor(8)})])
+    buffers.bring([(0, {"mean": torch.full((2,), 4.0), "count": torch.tensor(4)})])
     assert buffers.moving["mean"].tolist() == [3, 3]
     assert buffers.moving["count"].item() == 8
     assert list(buffers.moving) == ["mean", "count"]
+
+
+def test_who_leaves_a_buffer_as_it_was_in_a_step_counts_with_that() -> None:
+    """Also if it brought another value before, and if it has never brought one."""
+    buffers = started("mean")
+    buffers.bring([(0, {"count": torch.tensor(1)}), (1, {"mean": torch.full((2,), 4.0)})])
+    assert buffers.moving["mean"].tolist() == [2, 2]
+    buffers.bring([(0, {}), (1, {"mean": torch.full((2,), 8.0)})])
+    assert buffers.moving["mean"].tolist() == [5, 5]
 
 
 def test_the_mean_does_not_depend_on_who_came_first() -> None:
@@ -49,7 +58,7 @@ def test_the_mean_does_not_depend_on_who_came_first() -> None:
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         buffers = started("mean")
         for worker in order:
-            buffers.bring(worker, {"mean": values[worker]})
+            buffers.bring([(worker, {"mean": values[worker]})])
         results.append(buffers.moving["mean"])
     assert all(torch.equal(result, results[0]) for result in results)
 

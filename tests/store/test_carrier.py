@@ -1,7 +1,9 @@
-"""A push that lies in memory which the worker has shown to the server: found there, whole or in part."""
+"""Pushes on their way through a server: in memory that the worker has shown to it, sent ahead, sent twice."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -14,21 +16,22 @@ from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe
 from argosy.store.placement import Greedy, place
 from argosy.store.saving import Saving
-from argosy.update.decisions import Answer, Apply, Part
+from argosy.update.decisions import Answer, Apply, Forget, Part
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header, PushRequest, Register, Verdict
+from argosy.wire.protocol import Bucket, Header, PushRequest, Register, Verdict
 
 
 class Server:
-    """A carrier with two parameters of two zeros, and what it has answered."""
+    """A carrier with two parameters of two zeros, in one block or two, and what it has answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 1) -> None:
         self.answers: list[tuple[Header, list[list[float]]]] = []
         self.carrier = Carrier(0, self._reply, lambda *_: None, lambda _: True, Saving(0, 1), workers=2)
         specs = [ParameterSpec(name, (2,), "float32", 0) for name in ("a", "b")]
-        layout = extend(Layout(), specs, place(Greedy(), specs, [0]))
+        layout = extend(Layout(), specs, place(Greedy(), specs, [0]), 16 // blocks)
         plain = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=1.0)
-        self.carrier.register(Message(Register(layout, describe(plain), Async()), [torch.zeros(4)]))
+        values = [torch.zeros(block.count) for block in layout.blocks]
+        self.carrier.register(Message(Register(layout, describe(plain), Async()), values))
 
     def _reply(self, worker: int, header: Header, tensors: Sequence[torch.Tensor]) -> None:
         self.answers.append((header, [tensor.tolist() for tensor in tensors]))
@@ -86,3 +89,112 @@ def test_a_turn_without_a_gradient_needs_no_slots() -> None:
     assert server.carrier.hold(1, Message(PushRequest(1, 0, "pull", shared=True)))
     server.carrier.carry_out([Answer(1, 1, "pulled", 0)])
     assert server.answers == [(Verdict(1, "pulled", 0), [[0.0] * 4])]
+
+
+def test_a_gradient_that_waits_for_others_is_as_it_was_when_it_was_answered() -> None:
+    """Its worker goes on, and writes its next gradient to the same memory."""
+    server, slot = Server(), torch.ones(4)
+    server.carrier.keep_slots(1, [slot])
+    for seq in (1, 2):
+        server.carrier.hold_shared(1, PushRequest(seq, 0, shared=True))
+        server.carrier.carry_out([Answer(1, seq, "held", 0)])
+        slot.fill_(7.0)
+    server.carrier.carry_out([Apply(1, (Part(1, 1), Part(1, 2)))])
+    assert server.carrier.shard.values()[0].tolist() == [-4.0] * 4  # the mean of 1 and 7
+
+
+# --- sent twice -------------------------------------------------------------------------------------------
+def pushed(server: Server, seq: int, gradient: float = 1.0) -> bool:
+    """A push of worker 1 over the network."""
+    return server.carrier.hold(1, Message(PushRequest(seq, 0), [torch.full((4,), gradient)]))
+
+
+def applied(server: Server, seq: int) -> None:
+    assert pushed(server, seq)
+    server.carrier.carry_out([Apply(seq, (Part(1, seq),)), Answer(1, seq, "applied", seq)])
+
+
+def test_a_push_whose_answer_was_lost_is_answered_again_and_counts_once() -> None:
+    server = Server()
+    applied(server, 1)
+    assert not server.carrier.holds(1, 1, anew=True)  # so that the worker sends it again
+    assert not pushed(server, 1)
+    header, (values,) = server.answers[-1]
+    assert header == Verdict(1, "applied", 1)
+    assert values == [-1.0] * 4
+
+
+def test_an_older_push_that_comes_again_hides_no_newer_one() -> None:
+    server = Server()
+    applied(server, 1)
+    applied(server, 2)
+    for seq in (1, 2, 1, 2):
+        assert not pushed(server, seq)
+        assert server.answers[-1][0] == Verdict(seq, "duplicate" if seq == 1 else "applied", 2)
+    assert len(server.answers) == 6
+    applied(server, 3)
+
+
+def test_a_push_that_is_decided_and_not_answered_yet_is_neither_taken_again_nor_asked_for() -> None:
+    server = Server()
+    assert pushed(server, 1)
+    server.carrier.carry_out([Apply(1, (Part(1, 1),))])
+    assert server.carrier.holds(1, 1, anew=True)
+    assert not pushed(server, 1)
+    assert server.answers == []
+    server.carrier.carry_out([Answer(1, 1, "applied", 1)])
+    assert [header for header, _ in server.answers] == [Verdict(1, "applied", 1)]
+
+
+def test_the_wish_for_a_workers_state_is_not_lost_with_an_answer() -> None:
+    server = Server()
+    assert pushed(server, 1)
+    server.carrier.carry_out([Apply(1, (Part(1, 1),)), Answer(1, 1, "applied", 1, cut=True)])
+    assert not pushed(server, 1)
+    assert server.answers[-1][0] == Verdict(1, "duplicate", 1, cut=True)
+    applied(server, 2)
+    assert not pushed(server, 1)
+    assert server.answers[-1][0] == Verdict(1, "duplicate", 2)
+
+
+@pytest.mark.parametrize("outcome", ["applied", "dropped"])
+def test_nothing_is_kept_of_a_push_after_its_decision(outcome: str) -> None:
+    server, gradient = Server(), torch.ones(4)
+    assert server.carrier.hold(1, Message(PushRequest(1, 0), [gradient]))
+    seen = weakref.ref(gradient)
+    del gradient
+    if outcome == "applied":
+        server.carrier.carry_out([Apply(1, (Part(1, 1),)), Answer(1, 1, "applied", 1)])
+    else:
+        server.carrier.carry_out([Forget(1, 1), Answer(1, 1, "dropped", 0)])
+    gc.collect()
+    assert seen() is None
+
+
+# --- sent ahead -------------------------------------------------------------------------------------------
+def bucket(server: Server, seq: int) -> None:
+    server.carrier.keep_bucket(1, Message(Bucket(seq, 0), [torch.ones(4)]))
+
+
+def test_a_block_that_was_sent_ahead_is_found_by_its_push() -> None:
+    server = Server()
+    bucket(server, 1)
+    assert server.carrier.hold(1, Message(PushRequest(1, 0, ahead=(0,))))
+    server.carrier.carry_out([Apply(1, (Part(1, 1),)), Answer(1, 1, "applied", 1)])
+    assert server.answers[-1][1] == [[-1.0] * 4]
+
+
+def test_a_block_that_was_sent_ahead_of_another_push_does_not_count() -> None:
+    """The worker is asked for all of the push: nothing of it is held."""
+    server = Server()
+    bucket(server, 1)
+    assert not server.carrier.hold(1, Message(PushRequest(2, 0, ahead=(0,))))
+    assert not server.carrier.holds(1, 2, anew=False)
+    applied(server, 2)
+
+
+def test_a_block_of_an_earlier_push_does_not_stand_in_for_one_that_was_lost() -> None:
+    server = Server(blocks=2)
+    for seq, block in ((1, 0), (2, 1)):
+        server.carrier.keep_bucket(1, Message(Bucket(seq, block), [torch.ones(2)]))
+    assert not server.carrier.hold(1, Message(PushRequest(2, 0, ahead=(0, 1))))

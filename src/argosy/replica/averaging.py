@@ -14,9 +14,19 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError
+from argosy.modes import BufferRule
 from argosy.replica.marked import from_marked, kind_of, to_marked
-from argosy.replica.ring_items import Places, buffers_at, cut, device_of, gradient_of, item_of, views
-from argosy.ring.buckets import BUCKET_BYTES, Piece, Rule, fill
+from argosy.replica.ring_items import (
+    Places,
+    buffer_buckets,
+    buffers_at,
+    cut,
+    device_of,
+    gradient_of,
+    item_of,
+    views,
+)
+from argosy.ring.buckets import BUCKET_BYTES, Piece, fill
 from argosy.ring.member import RingMember
 from argosy.ring.notes import ABSENT, DENSE, Outcome, Says
 
@@ -33,7 +43,7 @@ class Averaging:
         member: RingMember,
         parameters: Sequence[nn.Parameter],
         places: Places,
-        rule: Rule,
+        rule: BufferRule,
         wire: torch.dtype | None,
         on_pass: Callable[[], None] | None,
         on_end: Callable[[Outcome], None],
@@ -44,11 +54,8 @@ class Averaging:
         self._on_end = on_end
         items = [item_of(parameter) for parameter in parameters]
         buckets = fill(items, BUCKET_BYTES)
-        state = [item_of(buffer) for buffer in buffers_at(places)]
-        most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in state)])  # none of them is cut
-        self.rounds = member.open_rounds(
-            [*buckets, *fill(state, most, rule, first=len(items))], wire, device_of(parameters)
-        )
+        state = buffer_buckets(buffers_at(places), len(items), rule)
+        self.rounds = member.open_rounds([*buckets, *state], wire, device_of(parameters))
         self._of_gradients = len(buckets)
         self._buckets_of: dict[int, list[int]] = {}
         for place, bucket in enumerate(buckets):

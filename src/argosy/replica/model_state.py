@@ -7,7 +7,7 @@ batch normalisation writes its statistics without counting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -64,6 +64,13 @@ class ModelState:
             if buffer.dtype != seen.dtype or not torch.equal(buffer, seen):
                 changed[full] = _portable(buffer)
         return changed
+
+    @torch.no_grad()
+    def put_back(self, taken: Container[str] = ()) -> None:
+        """What this worker has changed and does not bring is the servers' again, unless just `taken`."""
+        for full, seen in self._seen.items():
+            if full not in taken and not torch.equal(buffer := self._buffer(full), seen):
+                buffer.copy_(seen)
 
     @torch.no_grad()
     def take(self, values: Mapping[str, torch.Tensor]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from argosy.ring.buckets import Bucket, Item, Piece
+from argosy.modes import BufferRule
+from argosy.ring.buckets import BUCKET_BYTES, Bucket, Item, Piece, fill
 
 _ANY = torch.preserve_format
 Places = Sequence[tuple[nn.Module, str]]
@@ -34,6 +36,22 @@ def buffers_at(places: Places) -> list[torch.Tensor]:
 def item_of(tensor: torch.Tensor) -> Item[torch.dtype]:
     """A tensor as a bucket sees it."""
     return Item(tensor.numel(), tensor.dtype, tensor.element_size())
+
+
+def buffer_buckets(
+    buffers: Sequence[torch.Tensor], first: int, rule: BufferRule
+) -> list[Bucket[torch.dtype]]:
+    """Buckets of a model's buffers, none of which is cut; `first` is the number of the first.
+
+    Whole numbers, such as counters, have no mean that is one: the largest is taken.
+    """
+    items = [item_of(buffer) for buffer in buffers]
+    most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in items)])
+    if rule == "chief":
+        return fill(items, most, "first", first)
+    buckets = fill(items, most, "mean", first)
+    broken = [bucket.dtype.is_floating_point or bucket.dtype.is_complex for bucket in buckets]
+    return [b if kept else replace(b, rule="max") for b, kept in zip(buckets, broken, strict=True)]
 
 
 def device_of(parameters: Sequence[torch.Tensor]) -> torch.device:

@@ -25,7 +25,6 @@ from argosy.replica.ring_items import buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
-from argosy.ring.buckets import Rule
 from argosy.ring.member import RingMember
 from argosy.ring.notes import Outcome, Says
 
@@ -124,11 +123,16 @@ class RingExchange:
         places = buffer_places(model)
         check_alike(self._member, names_of(model, pairs), self._parameters, buffers_at(places))
         self._take_the_chiefs(first)
-        rule: Rule = "first" if self._training.buffer_rule == "chief" else "mean"
         self._close()
         on_pass = self._begin_pass if self._overlaps else None
         self._averaging = Averaging(
-            self._member, self._parameters, places, rule, self._wire, on_pass, self._end_pass
+            self._member,
+            self._parameters,
+            places,
+            self._training.buffer_rule,
+            self._wire,
+            on_pass,
+            self._end_pass,
         )
 
     def _take_the_chiefs(self, first: bool) -> None:

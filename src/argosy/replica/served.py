@@ -88,6 +88,7 @@ class ServedExchange:
         self._optimizer = optimizer
         self._hyperparameters = Hyperparameters(optimizer)
         self._training = training
+        self._brings = self._is_chief or training.buffer_rule == "mean"
         if self._is_chief:
             self._open(training)
         self._state = ModelState(training.model, (p for _, p in parameters_of(optimizer)))
@@ -208,8 +209,7 @@ class ServedExchange:
         factor = turn.factor
         done, ahead = self._overlap.collect(factor) if self._overlap is not None else ((), {})
         tensors, absent = self._packing.pack(factor, done)
-        brings = self._is_chief or self._training.buffer_rule == "mean"
-        buffers = self._state.changed() if brings else {}
+        buffers = self._state.changed() if self._brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
         return self._take(self._ask("gradient", tensors, turn.weight, absent, tuple(buffers), ahead))
 
@@ -261,6 +261,7 @@ class ServedExchange:
     def finish(self) -> Verdict:
         """See `Exchange`."""
         self._cut = self._training.keeping is not None
+        self._wishes["last"] = None
         return self.pull()
 
     def _ask(
@@ -294,6 +295,8 @@ class ServedExchange:
         first = answers[0].header
         if names := first.buffers:
             self._state.take(dict(zip(names, answers[0].tensors[-len(names) :], strict=True)))
+        if not self._brings:
+            self._state.put_back(names)
         self._take_values(answers)
         self._version = first.step
         self._cut = first.cut

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from argosy.store.layout import Layout
+from argosy.store.ranges import count_at
 from argosy.store.rules import RULES
 from argosy.wire.protocol import OptimizerSpec
 from argosy.wire.tensors import torch_dtype
@@ -23,7 +24,7 @@ def gather_slots(
     """Add what a block holds to `found`: by parameter, each slot in the parameter's shape, and its count."""
     for piece in layout.pieces_by_block()[block]:
         parameter = layout.parameters[piece.parameter]
-        count = next((c for start, stop, c in steps if start <= piece.offset < stop), 0.0)
+        count, _ = count_at(steps, piece.offset, piece.offset + piece.count)
         if not count:  # no update so far: torch has no state, either
             continue
         state = found.setdefault(piece.parameter, {"step": torch.tensor(count)})

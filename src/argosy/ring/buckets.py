@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 D = TypeVar("D")
-# "mean": of all who give something. "first": the first rank's, of all who are there.
-Rule = Literal["mean", "first"]
+# "mean" and "max": of all who give something. "first": the first rank's, of all who are there.
+Rule = Literal["mean", "max", "first"]
 _LINE = 64
 BUCKET_BYTES = 4 * 2**20
 

@@ -15,7 +15,7 @@ from torch import distributed as dist
 from argosy.ring.buckets import Bucket
 from argosy.ring.group import RingGroup
 from argosy.ring.notes import DENSE, Outcome, Says, conclude, merge
-from argosy.ring.sums import combine
+from argosy.ring.sums import combine, nothing
 
 
 class DeviceRounds:
@@ -62,11 +62,14 @@ class DeviceRounds:
         """As in `Rounds`."""
         bucket = self.buckets[self.entered]
         flat = self._flats[self.entered]
-        counts = self._says == Says.GIVES if bucket.rule == "mean" else self._ring.rank == 0
+        counts = self._ring.rank == 0 if bucket.rule == "first" else self._says == Says.GIVES
         if not counts:
-            flat.fill_(-0.0)  # which added to anything leaves it as it is, even a zero
+            flat.fill_(nothing(bucket.rule, flat.dtype))
         self._notes += [DENSE] * len(bucket.pieces) if kinds is None else kinds
-        self._works.append(self._group.allreduce([flat], dist.AllreduceOptions()))  # a sum
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if bucket.rule == "max" else dist.ReduceOp.SUM)
+        whole = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
+        self._works.append(self._group.allreduce([whole], options))
 
     def kinds(self, bucket: int) -> list[int]:
         """As in `Rounds`."""

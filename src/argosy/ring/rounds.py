@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
-from argosy.ring.buckets import Bucket
+from argosy.ring.buckets import Bucket, Rule
 from argosy.ring.hosts import Leaders
 from argosy.ring.meeting import Company, Host
 from argosy.ring.notes import (
@@ -30,9 +30,11 @@ from argosy.ring.notes import (
     to_number,
 )
 from argosy.ring.schedule import slices
-from argosy.ring.sums import NARROW, combine
+from argosy.ring.sums import NARROW, Operation, combine, nothing
 
 _PAGE = 4096
+# How the ranks' parts become one: what a mean is made of is a sum.
+_AMONG: dict[Rule, Operation] = {"mean": "sum", "first": "sum", "max": "max"}
 
 
 def room(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
@@ -228,18 +230,18 @@ class Rounds:
         present = self._board.present(self._base + number + 1)
         itemsize = bucket.nbytes // max(1, bucket.count)
         left, right = slices(bucket.count, len(present), itemsize)[present.index(self._board.rank)]
-        if bucket.rule == "mean":
-            givers = self._givers(present)
-        else:
+        if bucket.rule == "first":
             givers = present[:1] if self._on_first_host else []
+        else:
+            givers = self._givers(present)
         if left < right:
             out = self._results[number][left:right]
             parts = [self._inputs[number][rank][left:right] for rank in givers]
             if parts:
                 mean = bucket.rule == "mean" and not self._several
-                combine(out, parts, "mean" if mean else "sum", len(parts))
+                combine(out, parts, "mean" if mean else _AMONG[bucket.rule], len(parts))
             else:
-                out.fill_(-0.0)  # which added to anything leaves it as it is, even a zero
+                out.fill_(nothing(bucket.rule, out.dtype))
         self._reduced += 1
         self._board.post(REDUCED)
 
@@ -267,12 +269,14 @@ class Rounds:
     # --- among hosts: the leader's part -------------------------------------------------------------------
     def _send_across(self, leaders: Leaders) -> None:
         """Begin to sum the next bucket with the other hosts'."""
-        result = self._results[len(self._under_way)]
+        number = len(self._under_way)
+        result, operation = self._results[number], _AMONG[self.buckets[number].rule]
         if self._wire is not None and result.is_floating_point():
             leaders.all_reduce_narrow(result, self._wire)
             self._under_way.append(lambda: None)
         else:
-            self._under_way.append(leaders.begin_all_reduce(result, "sum"))
+            whole = result.view(torch.uint8) if result.dtype == torch.bool else result
+            self._under_way.append(leaders.begin_all_reduce(whole, operation))
 
     def _agree(self, leaders: Leaders, last: int) -> None:
         """Begin to find out, with the other hosts, who gives what."""

@@ -26,6 +26,11 @@ _PAIRWISE = {
 }
 
 
+def nothing(rule: str, dtype: torch.dtype) -> float:
+    """What stands for a part that nobody gives: it leaves what it is combined with as it is, even a zero."""
+    return torch.iinfo(dtype).min if rule == "max" and dtype != torch.bool else -0.0
+
+
 def combine(
     out: torch.Tensor, inputs: Sequence[torch.Tensor], operation: Operation = "sum", divisor: int = 1
 ) -> None:

@@ -95,7 +95,7 @@ class Absence:
             if self._coordinator is None:
                 raise error
             self._coordinator.fail(task, str(error))
-        elif self._coordinator is not None and task.index in self._coordinator.roster.awaited():
+        elif self._coordinator is not None and self._coordinator.roster.has_a_part(task.index):
             say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
             self._buffers.forget(task.index)
             self._coordinator.lose(task.index)

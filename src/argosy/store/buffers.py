@@ -6,7 +6,7 @@ what each worker brought last; of whole numbers, such as counters, the largest.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 
@@ -34,13 +34,19 @@ class Buffers:
         mine = self._values.get(name)
         return mine is not None and mine.shape == value.shape and mine.dtype == value.dtype
 
-    def bring(self, worker: int, brought: Mapping[str, torch.Tensor]) -> None:
-        """A worker's buffers, with a gradient that has just been applied."""
-        if brought and (self.rule == "mean" or worker == 0):
-            copies = {name: value.clone() for name, value in brought.items()}
-            self._latest[worker] = {**self._latest.get(worker, {}), **copies}
-            for name in brought:
-                self.moving[name] = self._values[name] = self._combined(name)
+    def bring(self, brought: Sequence[tuple[int, Mapping[str, torch.Tensor]]]) -> None:
+        """The workers' buffers, with the gradients of a step that has just been made.
+
+        Of those of this step, who does not bring one that another brings has left it as it was.
+        """
+        counts = [(worker, mine) for worker, mine in brought if self.rule == "mean" or worker == 0]
+        names = dict.fromkeys(name for _, mine in counts for name in mine)
+        for worker, mine in counts if names else ():
+            latest = self._latest.setdefault(worker, {})
+            for name in names:
+                latest[name] = mine[name].clone() if name in mine else self._values[name]
+        for name in names:
+            self.moving[name] = self._values[name] = self._combined(name)
 
     def forget(self, worker: int) -> None:
         """A worker has left: what it brought last no longer counts in a mean to come."""

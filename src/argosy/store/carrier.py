@@ -20,7 +20,7 @@ from argosy.store.optimizers import disagreement
 from argosy.store.saving import Saving
 from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Status
 from argosy.wire.message import Message
 from argosy.wire.protocol import Bucket, Given, Group, Header, PushRequest, Register, Verdict, Wishes
 from argosy.wire.tensors import torch_dtype
@@ -155,10 +155,17 @@ class Carrier:
         """Whether a push was never decided on; one that was answered is answered again."""
         latest = self._verdicts.get(worker)
         if latest is not None and header.seq <= latest.seq:
-            older = Verdict(header.seq, "duplicate", self.step, stop=latest.stop)
-            self._send(worker, latest if header.seq == latest.seq else older)
+            self._answer_again(worker, header, latest)
             return False
         return header.seq > self._settled.get(worker, 0)  # else decided already; its answer is on the way
+
+    def _answer_again(self, worker: int, header: PushRequest, latest: Verdict) -> None:
+        """The answer to this push was lost. A request for values gets them, the same that it asked for."""
+        verdict = latest
+        if header.seq != latest.seq:
+            status: Status = "pulled" if header.kind == "pull" else "duplicate"
+            verdict = Verdict(header.seq, status, self.step, stop=latest.stop)
+        self._send(worker, verdict, header.wishes)
 
     def _buffers_of(self, message: Message[PushRequest]) -> dict[str, torch.Tensor]:
         names = message.header.buffers
@@ -258,9 +265,8 @@ class Carrier:
         self.shard.update(self._agreed(held), factor, apply.step)
         if self._early is not None:
             self._early.clear()
-        for worker, push in held:
-            if push.buffers:
-                self.buffers.bring(worker, push.buffers)
+        if any(push.buffers for _, push in held):
+            self.buffers.bring([(worker, push.buffers) for worker, push in held])
         self.step = apply.step
 
     def _settle(self, worker: int, seq: int) -> _HeldPush:
@@ -293,10 +299,8 @@ class Carrier:
         verdict = Verdict(
             answer.seq, answer.status, answer.step, answer.staleness, answer.stop, cut=answer.cut
         )
-        if "slots" in wishes:
-            self._send_slots(answer.worker, verdict)
-        else:
-            self._send(answer.worker, verdict, "average" in wishes)
+        self._verdicts[answer.worker] = verdict
+        self._send(answer.worker, verdict, wishes)
 
     def _send_slots(self, worker: int, verdict: Verdict) -> None:
         """Answer with what the optimizer keeps of each block, in place of its values."""
@@ -307,16 +311,16 @@ class Carrier:
             slots=tuple(tuple(name.removeprefix("slot/") for name in slots) for slots in kept),
             steps=tuple(tuple(block.steps) for block in blocks),
         )
-        self._verdicts[worker] = verdict
         self._reply(worker, header, [tensor.clone() for slots in kept for tensor in slots.values()])
 
-    def _send(self, worker: int, verdict: Verdict, average: bool = False) -> None:
+    def _send(self, worker: int, verdict: Verdict, wishes: Wishes = ()) -> None:
+        if "slots" in wishes:
+            self._send_slots(worker, verdict)
+            return
         everything = verdict.status == "pulled"
         buffers = self.buffers.everything() if everything else self.buffers.moving
-        if verdict.status != "duplicate":
-            self._verdicts[worker] = verdict
         header = msgspec.structs.replace(verdict, buffers=tuple(buffers)) if buffers else verdict
-        if average:
+        if "average" in wishes:
             values = self.shard.averages()
         elif self._copies(worker):
             values = self.shard.live()

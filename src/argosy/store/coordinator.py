@@ -29,7 +29,7 @@ from argosy.update.coordination import (
 )
 from argosy.update.cuts import Cuts
 from argosy.update.decisions import Decision, Push
-from argosy.update.membership import Presence, Roster
+from argosy.update.membership import Roster
 from argosy.wire.protocol import (
     Describe,
     Described,
@@ -132,7 +132,7 @@ class Coordinator:
 
     def is_present(self, worker: int) -> bool:
         """Whether a worker is in the job now."""
-        return self.roster[worker] is Presence.PRESENT
+        return self.roster.is_here(worker)
 
     def fail(self, task: Task, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""

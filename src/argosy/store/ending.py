@@ -30,7 +30,8 @@ class Ending:
             return self.told is not None and not self._saving.busy
         if coordinator.failure is not None:
             return self._is_told(coordinator, coordinator.failure, now)
-        return coordinator.roster.everyone_left() and not self._saving.busy
+        roster = coordinator.roster
+        return roster.everyone_left() and not roster.somebody_is_here() and not self._saving.busy
 
     def _is_told(self, coordinator: Coordinator, failure: JobOver, now: float) -> bool:
         """Whether every worker has heard of a failure, or had the time to, and nothing more will be saved."""

@@ -54,7 +54,10 @@ class FlatOptimizer:
         Neighbours of one stretch become one again: on a part of its own, a kernel may round otherwise.
         """
         joined: list[tuple[int, int, float, float]] = []
+        size = self._blocks[number].numel()
         for start, stop, *kind in steps:
+            if start == stop and size:
+                continue  # nothing is in it to be updated
             if joined and joined[-1][1] == start and list(joined[-1][2:]) == kind:
                 joined[-1] = (joined[-1][0], stop, kind[0], kind[1])
             else:

@@ -19,6 +19,17 @@ def merged(ranges: Sequence[Range]) -> list[Range]:
     return result
 
 
+def count_at(steps: Sequence[tuple[int, int, float]], start: int, stop: int) -> tuple[float, int]:
+    """The updates of the elements from `start` to `stop`, and which of these stretches they belong to.
+
+    No elements at all belong to the stretch that they lie at, or at the end of.
+    """
+    for number, (first, last, count) in enumerate(steps):
+        if first <= start < last or (start == stop == last):
+            return count, number
+    return 0.0, 0
+
+
 def complement(ranges: Sequence[Range], count: int) -> list[Range]:
     """What is left of 0 to `count` without these ordered ranges."""
     edges = [0, *(edge for pair in ranges for edge in pair), count]

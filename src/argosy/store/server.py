@@ -266,7 +266,9 @@ class ParameterServer:
         if self._coordinator is None:
             self._links.tell(0, HeldNotice(worker, header.seq))
         else:
-            push = Push(worker, header.seq, header.version, header.kind, header.weight)
+            push = Push(
+                worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
+            )
             if header.numbers:
                 self._coordinator.tally.log(worker, header.numbers)
             if header.shared:

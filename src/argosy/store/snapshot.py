@@ -9,6 +9,7 @@ from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
 from argosy.errors import ConfigError
 from argosy.store.layout import Layout, Piece
+from argosy.store.ranges import count_at
 from argosy.store.shard import BlockState, Shard
 from argosy.wire.large_pages import empty_like
 
@@ -61,8 +62,7 @@ def _entry(kind: str, part: torch.Tensor, piece: Piece, layout: Layout) -> Entry
 def _count(state: BlockState, piece: Piece, layout: Layout) -> Entry:
     """The count of updates of a piece, and which stretch it belongs to: equal counts need not be one."""
     parameter = layout.parameters[piece.parameter]
-    found = ((c, n) for n, (start, stop, c) in enumerate(state.steps) if start <= piece.offset < stop)
-    count, number = next(found, (0.0, 0))
+    count, number = count_at(state.steps, piece.offset, piece.offset + piece.count)
     whole = piece.count == parameter.count
     name = parameter.name if whole else part_name(parameter.name, piece.start, piece.stop)
     return Entry(f"step/{name}", torch.tensor([count, number], dtype=torch.float64))

@@ -49,7 +49,7 @@ def _job(cluster: ClusterSpec, coordinator: Coordinator, waiting: Waiting) -> Jo
         last_step=coordinator.last_step,
         queue=coordinator.queue,
         workers=tuple(
-            coordinator.tally.status(task.index, str(task), coordinator.roster[task.index].value)
+            coordinator.tally.status(task.index, str(task), coordinator.roster.says(task.index))
             for task in cluster.tasks("worker")
         ),
         waiting=waiting.tasks,

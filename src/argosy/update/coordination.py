@@ -15,7 +15,7 @@ import msgspec
 from argosy.update.admission import Admission
 from argosy.update.cuts import Cuts
 from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Push
-from argosy.update.membership import Presence, Roster
+from argosy.update.membership import Roster
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Coordination:
                 return []
             case Arrived(worker):
                 # It may be back before anybody noticed that it had gone.
-                earlier = self._decide(Lost(worker)) if self.roster[worker] is Presence.PRESENT else []
+                earlier = self._decide(Lost(worker)) if self.roster.is_here(worker) else []
                 self.roster.arrive(worker)
                 self._arrivals[worker] = self._arrivals.get(worker, 0) + 1
                 return earlier
@@ -151,14 +151,22 @@ class Coordination:
         life = (event.worker, event.seq >> _LIFE_BITS)
         if event.seq <= self._offered.get(life, 0):
             return []
-        if event.seq <= self.base_seq(event.worker) or self.roster[event.worker] is not Presence.PRESENT:
+        if event.seq <= self.base_seq(event.worker) or not self.roster.is_here(event.worker):
             return [Forget(event.worker, event.seq)]  # of a life that has ended: it will never be complete
         push = event.push if event.server is None else self._complete(event, event.server)
         if push is None:
             return []
         self._arriving.pop((event.worker, event.seq), None)
         self._offered[life] = event.seq
-        return self.admission.offer(push)
+        return self._last(push) if push.last else self.admission.offer(push)
+
+    def _last(self, push: Push) -> list[Decision]:
+        """Nobody waits for this worker from now on; what follows from that is in the values that it gets."""
+        self.roster.leave(push.worker)
+        follows = [*self._abandon(push.worker), *self.admission.roster_changed()]
+        step, last_step = self.admission.step, self.admission.last_step
+        stop = last_step is not None and step >= last_step
+        return [*follows, Answer(push.worker, push.seq, "pulled", step, stop=stop)]
 
     def _complete(self, event: Held, server: int) -> Push | None:
         """The push, if every server holds its share by now."""

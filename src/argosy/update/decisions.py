@@ -62,7 +62,8 @@ Decision: TypeAlias = Apply | Answer | Forget | Cut
 class Push(msgspec.Struct, frozen=True):
     """What admission needs to know of a push: everything but the numbers.
 
-    `kind`: a "gradient"; "skip", a turn without one; "pull", a request for values only.
+    `kind`: a "gradient"; "skip", a turn without one; "pull", a request for values only. `last`: its worker
+    brings nothing after this pull.
     """
 
     worker: int
@@ -70,6 +71,7 @@ class Push(msgspec.Struct, frozen=True):
     version: int
     kind: Literal["gradient", "skip", "pull"] = "gradient"
     weight: float = 1.0
+    last: bool = False
 
     @property
     def part(self) -> Part:

@@ -11,6 +11,7 @@ class Presence(Enum):
 
     EXPECTED = "not arrived yet"
     PRESENT = "in the job"
+    LEAVING = "about to leave"
     FINISHED = "finished"
     GONE = "gone"
 
@@ -33,6 +34,10 @@ class Roster:
         """A worker is here, for the first time or again."""
         self._stands(worker, Presence.PRESENT)
 
+    def leave(self, worker: int) -> None:
+        """A worker brings nothing more: it gets its last values, and then finishes."""
+        self._stands(worker, Presence.LEAVING)
+
     def finish(self, worker: int) -> None:
         """A worker has said that it is done."""
         self._stands(worker, Presence.FINISHED)
@@ -54,14 +59,26 @@ class Roster:
 
     def present(self) -> Iterator[int]:
         """Those that are here."""
-        return (w for w, p in self._presence.items() if p is Presence.PRESENT)
+        return (w for w in self._presence if self.is_here(w))
+
+    def says(self, worker: int) -> str:
+        """Where a worker stands, for a person, to whom one that is about to leave is still here."""
+        return (Presence.PRESENT if self.is_here(worker) else self._presence[worker]).value
+
+    def is_here(self, worker: int) -> bool:
+        """Whether a worker is here."""
+        return self._presence[worker] in (Presence.PRESENT, Presence.LEAVING)
+
+    def has_a_part(self, worker: int) -> bool:
+        """Whether a worker is here, or may still come."""
+        return self.is_here(worker) or worker in self._awaited
 
     def missing(self) -> list[int]:
         """Those that have not arrived yet."""
         return [w for w, p in self._presence.items() if p is Presence.EXPECTED]
 
     def everyone_left(self) -> bool:
-        """Whether nobody is expected any more."""
+        """Whether nobody brings anything any more."""
         return not self._awaited
 
     def abandoned_by(self) -> int | None:
@@ -70,3 +87,7 @@ class Roster:
         if self._awaited or last is None or self._presence[last] is not Presence.GONE:
             return None
         return last
+
+    def somebody_is_here(self) -> bool:
+        """Whether somebody is here, be it only to leave."""
+        return any(self.is_here(worker) for worker in self._presence)

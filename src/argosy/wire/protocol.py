@@ -162,7 +162,7 @@ class SlotsKept(_Header, frozen=True, tag="kept"):
     """I see it."""
 
 
-Wish: TypeAlias = Literal["save", "stop", "average", "slots"]
+Wish: TypeAlias = Literal["save", "stop", "average", "slots", "last"]
 Wishes: TypeAlias = tuple[Wish, ...]
 
 
@@ -172,8 +172,8 @@ class PushRequest(_Header, frozen=True, tag="push"):
     `absent`: parameters without a gradient. `groups`: hyperparameters, when they have changed. `shared`:
     the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
     of the blocks that were sent ahead, and have no frame here. `wishes`: "save" the state soon, "stop" the
-    job, answer with the "average" or with the optimizer's "slots" in place of the values. `numbers`: what it
-    logged, rarely.
+    job, answer with the "average" or with the optimizer's "slots" in place of the values; "last": I bring
+    nothing more. `numbers`: what it logged, rarely.
     """
 
     seq: Count
