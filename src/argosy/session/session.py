@@ -56,7 +56,7 @@ class Session:
             )
         self.replica = replica
         self.optimizer = optimizer
-        self.logged: dict[str, Any] = {}  # what `log` was last given
+        self.noted: tuple[int, dict[str, Any]] = (0, {})  # what `log` was last given, and at which step
         self._kept = dict(state or {})
         keeping = training.keeping
         self.directory = None if keeping is None else Path(keeping.directory)  # where checkpoints are kept
@@ -221,7 +221,7 @@ class Session:
 
     def log(self, **values: Any) -> None:
         """Numbers of this step. A tensor's value is read only when it is shown, once a second or so."""
-        self.logged = values
+        self.noted = self.global_step, values
         now = time.monotonic()
         if now - self._logged_at < LOG_EVERY:
             return
@@ -230,6 +230,11 @@ class Session:
         if self.replica.is_chief and self._says_steps:
             numbers = numbers_text(self.numbers())
             say(f"{step_text(self.global_step, self.last_step)}{numbers}  {rate:6.1f} steps/s")
+
+    @property
+    def logged(self) -> dict[str, Any]:
+        """What `log` was last given."""
+        return self.noted[1]
 
     def numbers(self, *names: str) -> dict[str, float]:
         """What `log` was last given, or of that only these names, as plain numbers."""

@@ -259,7 +259,7 @@ class ParameterServer:
         else:
             push = Push(worker, header.seq, header.version, header.kind, header.weight)
             if header.numbers:
-                self._coordinator.tally.log(worker, header.numbers)
+                self._coordinator.tally.log(worker, header.numbers, header.logged)
             if header.shared:
                 plain = header
                 if header.buffers or header.numbers:
