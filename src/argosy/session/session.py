@@ -18,6 +18,7 @@ from argosy.errors import ConfigError, SaveFailed
 from argosy.events import say
 from argosy.hooks.hook import Hook, Hooks
 from argosy.hooks.log_steps import LogSteps
+from argosy.hooks.stop_at_step import StopAtStep
 from argosy.modes import Sync
 from argosy.observe.lines import numbers_text, step_text
 from argosy.observe.watch import Watch
@@ -72,6 +73,7 @@ class Session:
         self._hooks = Hooks(self, hooks)
         self._signals = Signals(self._on_signal)
         self._stop_after: int | None = None
+        self._says_no_end = False
 
     # --- beginning and end --------------------------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -209,10 +211,19 @@ class Session:
             raise ConfigError("epochs", "a number of epochs, 0 or more", epochs)
         if resume not in ("leave", "skip"):
             raise ConfigError("resume", "leave or skip", repr(resume))
+        if epochs is None and not isinstance(loader, Iterator):
+            self._announce_no_end()
         for batch in self._feed.batches(loader, epochs, resume, self._before_batch):
             if self._weighted:
                 self.optimizer.batch_weight = float(_batch_size(batch))
             yield batch
+
+    def _announce_no_end(self) -> None:
+        """Once, by the chief: nothing that a session knows of ends this training."""
+        known = self.last_step is not None or self._hooks.has(StopAtStep)
+        if not known and self.replica.is_chief and not self._says_no_end:
+            self._says_no_end = True
+            say("trains without end: there is no last_step, and batches() repeats its loader; Ctrl-C ends it")
 
     def _before_batch(self) -> bool:
         """What the loop did with the last batch is done: the moment to be resumed from."""
