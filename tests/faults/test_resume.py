@@ -106,9 +106,26 @@ def test_alone_a_signal_saves_and_a_second_one_ends_at_once(jobs: Jobs, tmp_path
     again.until(f"goes on from step {saved}")
     again.until("begun")  # from here on a signal is the session's business
     again.process.send_signal(signal.SIGINT)
-    again.until("once more ends at once")
+    again.until("press Ctrl-C again to stop at once")
     again.process.send_signal(signal.SIGINT)
     assert again.wait() == -signal.SIGINT, again
+
+
+@pytest.mark.parametrize("mode", ["alone", "sync", "ring"])
+def test_who_presses_ctrl_c_hears_what_was_saved(jobs: Jobs, tmp_path: Path, mode: str) -> None:
+    runs = tmp_path / "runs"
+    if mode == "alone":
+        task = jobs.start("alone", [jobs.script(TRAIN), runs, 100_000, 0.005])
+    else:
+        task = run(jobs, mode, "launcher", runs, 100_000, 0.005)
+    task.until("argosy: saved step")  # after which saves are not told of for a while
+    task.until("step 90")
+    task.process.send_signal(signal.SIGINT)
+    assert task.wait() == 130, str(task)
+    told = [int(step) for step in re.findall(r"argosy: saved step (\d+) in", task.err)]
+    assert told[-1] == newest(runs) >= 90, str(task)
+    assert "press Ctrl-C again to stop at once" in task.err, str(task)
+    assert "trains without end" not in task.err
 
 
 def test_an_evaluator_follows_and_leaves(jobs: Jobs, tmp_path: Path) -> None:

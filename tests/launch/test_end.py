@@ -52,7 +52,7 @@ def test_a_signal_ends_everything(launcher: Launcher, number: int, code: int) ->
     launch.process.send_signal(number)
     assert launch.finish() == code
     assert time.monotonic() - began < 3
-    assert launch.errors.endswith("ending 3 tasks\n")
+    assert "ending 3 tasks, with 30 s to save and end; press Ctrl-C again to stop at once\n" in launch.errors
 
 
 @pytest.mark.parametrize("launcher", ["forked"], indirect=True)  # the supervisor's patience, once

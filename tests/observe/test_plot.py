@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from argosy import cli, observe
-from argosy.observe.plot import runs_of, smooth
+from argosy.observe.plot import _draw, runs_of, smooth
 
 
 def progress(time: float, step: int, **fields: object) -> dict[str, object]:
@@ -55,7 +55,7 @@ def test_without_matplotlib_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    observe.record(tmp_path, "progress", step=1)
+    observe.record(tmp_path, "progress", step=1, loss=0.5)
     assert cli.main(["plot", str(tmp_path)]) == 2
     assert "pip install 'argosy[plot]'" in capsys.readouterr().err
 
@@ -66,9 +66,36 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(
     assert cli.main(["plot", str(tmp_path)]) == 2
     assert "expected a session's directory, with events.jsonl" in capsys.readouterr().err
     observe.record(tmp_path, "started", step=0)
+    observe.record(tmp_path, "progress", step=0, gradients_per_second=0.0)
     assert cli.main(["plot", str(tmp_path)]) == 2
-    assert "expected progress in events.jsonl" in capsys.readouterr().err
-    observe.record(tmp_path, "progress", step=1)
+    out, err = capsys.readouterr()
+    assert "expected progress with a loss or a speed in events.jsonl, got none" in err
+    assert out == ""
+    assert not (tmp_path / "plot.png").exists()
+    observe.record(tmp_path, "progress", step=1, loss=0.5)
     pytest.importorskip("matplotlib")
     assert cli.main(["plot", str(tmp_path), "-o", str(tmp_path / "no" / "where.png")]) == 2
     assert "--output: expected a file that can be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("events", "rows"),
+    [
+        ([{"loss": 0.5}], ["loss"]),  # a short run: one number, and no speed yet
+        ([{"gradients_per_second": 7.0}], ["gradients/s"]),
+        ([{"loss": 0.5}, {"gradients_per_second": 7.0}, {"loss": 0.25}], ["loss", "gradients/s"]),
+    ],
+)
+def test_all_axes_show_something(events: list[dict[str, float]], rows: list[str]) -> None:
+    """Numbers and counts have lines of their own: what is known of each is drawn, without gaps."""
+    pytest.importorskip("matplotlib")
+    runs = runs_of({"event": "progress", "time": 9.0, "step": n, **e} for n, e in enumerate(events))
+    figure = _draw(runs, "title")
+    assert [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()] == rows
+    assert len(figure.axes) == 2 * len(rows)
+    for axes in figure.axes:
+        faint, heavy = axes.get_lines()
+        points = len(faint.get_xdata())
+        assert points
+        assert (heavy.get_marker() == "o") == (points == 1)
+        assert all(math.isfinite(value) for value in faint.get_ydata())

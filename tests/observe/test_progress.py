@@ -86,11 +86,32 @@ def test_the_line_keeps_its_columns() -> None:
 
 def test_scalars_are_named_for_tensorboard() -> None:
     scalars = progress(status(0.0, 0, 0), status(1.0, 4, 5)).scalars()
-    assert scalars["loss"] == 0.5
     assert scalars["speed/worker_1"] == 5.0
     assert scalars["speed/gradients_per_second"] == 9.0
     assert scalars["servers/queue"] == 3
     assert {"servers/staleness", "servers/dropped", "speed/steps_per_second"} <= scalars.keys()
+
+
+def logging(clock: float, step: int, *logged: tuple[int, float]) -> JobStatus:
+    workers = tuple(
+        WorkerStatus(f"/job:worker/task:{index}", "in the job", step, numbers={"loss": loss}, logged=at)
+        for index, (at, loss) in enumerate(logged)
+    )
+    return JobStatus(step, clock, "Sync()", 1000, 0, workers)
+
+
+def test_a_number_is_recorded_once_and_with_the_step_that_it_belongs_to() -> None:
+    speedometer = Speedometer()
+
+    def recorded(status: JobStatus) -> list[tuple[object, object]]:
+        events = speedometer.read(status, time=status.clock).events()
+        return [(event["step"], event.get("loss")) for event in events]
+
+    assert recorded(logging(0.0, 0)) == [(0, None)]
+    assert recorded(logging(1.0, 428, (1, 2.3), (311, 0.549))) == [(311, 0.549), (428, None)]
+    assert recorded(logging(2.0, 500, (1, 2.3), (311, 0.549))) == [(500, None)]
+    assert recorded(logging(3.0, 600, (600, 0.5), (600, 0.3))) == [(600, 0.4)]  # of one step: their mean
+    assert recorded(logging(4.0, 600, (600, 0.5), (600, 0.3))) == [(600, None)]
 
 
 @pytest.mark.parametrize(

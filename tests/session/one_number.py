@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from argosy.hooks import Hook
 from argosy.replica.exchange import Verdict
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.replica import Replica
@@ -21,14 +24,14 @@ def one_weight() -> nn.Linear:
 class Bench:
     """A worker at work on one number: `push(g)` takes g from it."""
 
-    def __init__(self, replica: Replica, last_step: int | None = None) -> None:
+    def __init__(self, replica: Replica, last_step: int | None = None, hooks: Sequence[Hook] = ()) -> None:
         self.replica = replica
         self.model = one_weight()
         self.weight = self.model.weight
         self.optimizer: DistributedOptimizer = replica.distribute(
             torch.optim.SGD(self.model.parameters(), lr=1.0)
         )
-        self.session: Session = replica.session(self.model, self.optimizer, last_step=last_step)
+        self.session: Session = replica.session(self.model, self.optimizer, last_step=last_step, hooks=hooks)
 
     def push(self, gradient: float, weight: float | None = None) -> Verdict:
         self.weight.grad = torch.full((1, 1), gradient)

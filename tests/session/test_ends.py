@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from one_number import Bench, one_weight
 
 import argosy
 from argosy.errors import JobFailed
+from argosy.hooks import LogSteps, StopAtStep
 from argosy.modes import Async, Mode, Sync
 from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
@@ -75,6 +77,33 @@ def test_a_last_step_of_zero_trains_nothing() -> None:
             return list(session.batches(range(5))), bench.value
 
     assert LocalCluster(2, 2, Sync()).run(program) == [([], 0.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "told"),
+    [
+        (range(3), {}, True),
+        ([1, 2, 3], {"hooks": [LogSteps(every=1000)]}, True),
+        (range(3), {"last_step": 9}, False),
+        (range(3), {"hooks": [StopAtStep(9)]}, False),
+        (iter(range(3)), {}, False),
+    ],
+)
+def test_a_training_without_end_says_so_once(
+    loader: Any, options: dict[str, Any], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(replica: Replica) -> None:
+        bench = Bench(replica, **options)
+        with bench.session as session:
+            for _ in range(2):
+                for _ in session.batches(loader if replica.is_chief else range(3)):
+                    bench.push(1.0)
+                    if session.global_step >= 4:
+                        break
+            list(session.batches(range(3), epochs=1))
+
+    LocalCluster(1, 2, Async()).run(program)
+    assert capsys.readouterr().err.count("trains without end") == int(told)
 
 
 def test_an_error_in_a_worker_ends_the_job() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from argosy.cluster.discover import discover
 from argosy.errors import ConfigError
-from argosy.modes import Async, Sync
+from argosy.modes import Async, Mode, Sync
 from argosy.observe.journal import read
 from argosy.replica.replica import Replica
 from argosy.session.session import Session
@@ -111,6 +111,32 @@ def test_a_failure_is_there_too(tmp_path: Path) -> None:
     assert [event["step"] for event in events(tmp_path, "saved")] == [1]
     (failed,) = events(tmp_path, "failed")
     assert (failed["error"], failed["task"]) == ("ValueError: boom", "/job:worker/task:0")
+
+
+@pytest.mark.parametrize("mode", [None, Async(), Sync()], ids=str)
+@pytest.mark.parametrize("steps", [1, 3, 200])
+def test_every_number_is_recorded_with_its_step_and_the_last_one_always(
+    tmp_path: Path, mode: Mode | None, steps: int
+) -> None:
+    """A loss that is its own step: whatever is recorded must say so, however short the run."""
+
+    def program(replica: Replica) -> int:
+        model = torch.nn.Linear(2, 1)
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1))
+        with replica.session(model, optimizer, last_step=steps, directory=tmp_path) as session:
+            for _ in session.batches(range(1000)):
+                model.weight.grad = torch.ones(1, 2)
+                optimizer.step()
+                session.log(loss=float(session.global_step))
+                if replica.is_chief and session.global_step % 50 < 2:
+                    session.watch.look()
+        return session.noted[0]
+
+    chiefs = program(alone()) if mode is None else LocalCluster(2, 2, mode).run(program)[0]
+    assert isinstance(mode, Async) or chiefs == steps  # else the last update may be the other worker's
+    recorded = [(event["step"], event["loss"]) for event in events(tmp_path, "progress") if "loss" in event]
+    assert all(step == loss for step, loss in recorded), recorded
+    assert max((step for step, _ in recorded), default=0) >= chiefs
 
 
 def test_without_a_directory_nothing_is_written_and_no_thread_runs() -> None:

@@ -151,7 +151,7 @@ def test_the_wish_for_a_workers_state_is_not_lost_with_an_answer() -> None:
     assert pushed(server, 1)
     server.carrier.carry_out([Apply(1, (Part(1, 1),)), Answer(1, 1, "applied", 1, cut=True)])
     assert not pushed(server, 1)
-    assert server.answers[-1][0] == Verdict(1, "duplicate", 1, cut=True)
+    assert server.answers[-1][0] == Verdict(1, "applied", 1, cut=True)
     applied(server, 2)
     assert not pushed(server, 1)
     assert server.answers[-1][0] == Verdict(1, "duplicate", 2)

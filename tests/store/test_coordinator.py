@@ -46,7 +46,7 @@ def greeted(*peers: bytes, life: str = "one") -> Attendance:
     """Where one process has come over these connections, one after the other."""
     made = Attendance(CLUSTER, Task("ps", 0), lambda _: True)
     for number, peer in enumerate(peers):
-        assert made.greet(peer, Hello(str(WORKER), 1, 2, life)) == (WORKER, number > 0)
+        assert made.greet(peer, Hello(str(WORKER), 1, 2, life), WORKER) == (number > 0)
     return made
 
 

@@ -27,11 +27,11 @@ def test_counts_follow_from_decisions() -> None:
         ]
     )
     tally.count([Answer(1, 3, "folded", 1, 3), Answer(1, 4, "skipped", 1), Answer(0, 5, "pulled", 1)])
-    tally.log(0, {"loss": 0.5})
+    tally.log(0, {"loss": 0.5}, 1)
     tally.heard(1)
     first, second = (tally.status(worker, f"w{worker}", "in the job") for worker in range(2))
     assert (first.applied, first.dropped, first.staleness, first.mean_staleness) == (1, 0, 2, 2.0)
-    assert (first.heard, first.numbers) == (None, {"loss": 0.5})
+    assert (first.heard, first.numbers, first.logged) == (None, {"loss": 0.5}, 1)
     assert (second.applied, second.dropped, second.folded, second.skipped) == (1, 1, 1, 1)
     assert (second.staleness, second.total_staleness) == (3, 3)  # a dropped one is in no parameter
     assert second.heard is not None

@@ -42,6 +42,10 @@ class Hooks:
         self._before = [hook for hook in hooks if type(hook).before_step is not Hook.before_step]
         self._after = [hook for hook in hooks if type(hook).after_step is not Hook.after_step]
 
+    def has(self, kind: type[Hook]) -> bool:
+        """Whether there is a hook of this kind."""
+        return any(isinstance(hook, kind) for hook in self._hooks)
+
     def begin(self) -> None:
         """See `Hook`."""
         self._call("begin", self._hooks)

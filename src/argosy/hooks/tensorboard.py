@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ class TensorBoard(Hook):
         self._directory = None if directory is None else Path(directory)
         self._seconds = seconds
         self._writer: Any = None
+        self._logged_at = -1
 
     def begin(self, session: Session) -> None:
         """Open the files; the chief only."""
@@ -61,14 +63,29 @@ class TensorBoard(Hook):
             return
         if (progress := session.watch.look()) is not None:
             self._write(progress)
+        with self._or_tell():  # the servers hear of the chief's last numbers with its last message
+            self._add(session.numbers(), session.noted[0], time.time())
         self._close()
 
     def _write(self, progress: Progress) -> None:
-        """A disk that is full costs the summaries and not the training."""
-        try:
+        with self._or_tell():
+            self._add(progress.logged, progress.logged_at, progress.time)
             for name, value in progress.scalars().items():
                 self._writer.add_scalar(name, value, progress.step, walltime=progress.time)
             self._writer.flush()  # a training that fails later is not asked to close it
+
+    def _add(self, numbers: Mapping[str, float], step: int, now: float) -> None:
+        """What was logged at a step, once."""
+        if self._writer is not None and step > self._logged_at:
+            self._logged_at = step
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, step, walltime=now)
+
+    @contextmanager
+    def _or_tell(self) -> Iterator[None]:
+        """A disk that is full costs the summaries and not the training."""
+        try:
+            yield
         except OSError as error:
             say(f"cannot write {self._writer.log_dir}: {error.strerror}; no more summaries are written")
             self._close()

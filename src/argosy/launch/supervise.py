@@ -171,8 +171,9 @@ class Supervisor:
         if self.interrupt is not None:
             return self._kill(now)
         self.interrupt = number
+        patience = f"{self._limits.interrupt:.0f} s to save and end; press Ctrl-C again to stop at once"
         return [
-            Say(f"{signal_name(number)}: ending {count(len(self.running), 'task')}"),
+            Say(f"{signal_name(number)}: ending {count(len(self.running), 'task')}, with {patience}"),
             *self._terminate(now, self._limits.interrupt),
         ]
 

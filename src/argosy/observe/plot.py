@@ -73,8 +73,12 @@ def plot(directory: Path, output: Path | None = None) -> Path:
         raise ConfigError(
             "DIRECTORY", f"a session's directory, with {NAME}", f"{directory} ({error.strerror})"
         ) from None
+    runs = [run for run in runs if any(_known(values) for values in (run.losses, run.speeds))]
     if not runs:
-        raise ConfigError("DIRECTORY", f"progress in {NAME}", f"none in {directory / NAME}")
+        remedy = "a training shows its loss by session.log(loss=...), and its speed after a second"
+        raise ConfigError(
+            "DIRECTORY", f"progress with a loss or a speed in {NAME}", f"none in {directory / NAME}", remedy
+        )
     target = directory / "plot.png" if output is None else output
     figure = _draw(runs, str(directory))
     try:
@@ -84,7 +88,13 @@ def plot(directory: Path, output: Path | None = None) -> Path:
     return target
 
 
+def _known(values: Iterable[float]) -> bool:
+    """Whether any of these is known."""
+    return any(not math.isnan(value) for value in values)
+
+
 def _draw(runs: list[Run], title: str) -> Any:
+    """What is known: a row for the loss, if any was logged, and one for the speed."""
     try:
         from matplotlib.figure import Figure  # and not pyplot: no window, no state
     except ImportError:
@@ -95,20 +105,27 @@ def _draw(runs: list[Run], title: str) -> Any:
     unit, scale = ("hours", _HOUR) if longest > 3 * _HOUR else ("seconds", 1.0)
     figure = Figure(figsize=(11, 7), layout="constrained")
     figure.suptitle(title)
-    axes = figure.subplots(2, 2, sharex="col", sharey="row")
+    shown = [name for name in ("losses", "speeds") if any(_known(getattr(run, name)) for run in runs)]
+    axes = figure.subplots(len(shown), 2, sharex="col", sharey="row", squeeze=False)
     for run in runs:
         times = [seconds / scale for seconds in run.times]
-        for row, values in enumerate((run.losses, run.speeds)):
-            colour = f"C{row}"
-            mean = smooth(values, int(len(values) * _SMOOTHED_SHARE))
-            for column, places in enumerate((run.steps, times)):
-                axes[row][column].plot(places, values, color=colour, alpha=0.3, lw=0.8)
-                axes[row][column].plot(places, mean, color=colour, lw=1.6)
-    for row, label in enumerate(("loss", "gradients/s")):
-        axes[row][0].set_ylabel(label)
-    axes[1][0].set_xlabel("global step")
-    axes[1][1].set_xlabel(f"{unit} of training")
-    axes[1][0].set_ylim(bottom=0)
+        for row, name in enumerate(shown):
+            values: list[float] = getattr(run, name)
+            colour = f"C{('losses', 'speeds').index(name)}"
+            known = [place for place, value in enumerate(values) if not math.isnan(value)]
+            points = [values[place] for place in known]
+            mean = smooth(points, int(len(points) * _SMOOTHED_SHARE))
+            marker = "o" if len(points) == 1 else ""  # a line of one point is not seen
+            for column, every in enumerate((run.steps, times)):
+                places = [every[place] for place in known]
+                axes[row][column].plot(places, points, color=colour, alpha=0.3, lw=0.8)
+                axes[row][column].plot(places, mean, color=colour, lw=1.6, marker=marker)
+    for row, name in enumerate(shown):
+        axes[row][0].set_ylabel("loss" if name == "losses" else "gradients/s")
+        if name == "speeds":
+            axes[row][0].set_ylim(bottom=0)
+    axes[-1][0].set_xlabel("global step")
+    axes[-1][1].set_xlabel(f"{unit} of training")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     return figure

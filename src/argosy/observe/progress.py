@@ -37,7 +37,11 @@ class WorkerProgress(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The whole job. `rate`: gradients/s of all; `step_rate`: updates/s; `eta`: seconds to the last step."""
+    """The whole job. `rate`: gradients/s of all; `step_rate`: updates/s; `eta`: seconds to the last step.
+
+    `numbers`: what each worker logged last, their mean. `logged`: the newest of them, which are of the step
+    `logged_at`; `fresh`: whether an earlier progress had not seen them.
+    """
 
     time: float
     step: int
@@ -52,6 +56,9 @@ class Progress(msgspec.Struct, frozen=True):
     workers: tuple[WorkerProgress, ...]
     waiting: tuple[str, ...]
     waited: float
+    logged: dict[str, float] = {}
+    logged_at: int = 0
+    fresh: bool = False
 
     def line(self) -> str:
         """All of it in one line."""
@@ -76,9 +83,8 @@ class Progress(msgspec.Struct, frozen=True):
         return last if last.rate < 0.5 * max(worker.rate for worker in here) else None
 
     def scalars(self) -> dict[str, float]:
-        """Every number by a name, as TensorBoard groups them."""
-        found: dict[str, float] = dict(self.numbers)
-        found |= {
+        """What is counted, by a name as TensorBoard groups them; all of it is of `step`."""
+        found: dict[str, float] = {
             "speed/steps_per_second": self.step_rate,
             "speed/gradients_per_second": self.rate,
             "servers/staleness": self.staleness,
@@ -91,10 +97,17 @@ class Progress(msgspec.Struct, frozen=True):
             found[f"staleness/{name}"] = worker.staleness
         return found
 
-    def event(self) -> dict[str, object]:
-        """What goes into `events.jsonl`."""
+    def events(self) -> list[dict[str, object]]:
+        """What goes into `events.jsonl`: new numbers with the step that they are of, counts with theirs."""
+        if not self.fresh:
+            return [self._counts()]
+        numbers: dict[str, object] = {**self.logged, "step": self.logged_at}  # ours, whatever is logged
+        if self.logged_at == self.step:
+            return [numbers | self._counts()]
+        return [numbers, self._counts()]
+
+    def _counts(self) -> dict[str, object]:
         return {
-            **self.numbers,  # first: what somebody logs as `step` is not ours
             "step": self.step,
             "last_step": self.last_step,
             "gradients_per_second": round(self.rate, 2),
@@ -121,6 +134,7 @@ class Speedometer:
 
     def __init__(self) -> None:
         self._past: deque[JobStatus] = deque()
+        self._newest = -1  # the step of the latest numbers
 
     def read(self, status: JobStatus, time: float) -> Progress:
         """The progress at `status`, read at the wall clock's `time`."""
@@ -130,6 +144,9 @@ class Speedometer:
         most = max((w.applied for w in status.workers if w.presence == _IN_THE_JOB), default=0)
         workers = tuple(_worker(w, earlier.get(w.task, w), seconds, most) for w in status.workers)
         step_rate = _per_second(status.step - before.step, seconds)
+        logged_at = max((w.logged for w in status.workers if w.numbers), default=-1)
+        newest = [w for w in status.workers if w.numbers and w.logged == logged_at]
+        fresh, self._newest = logged_at > self._newest, max(logged_at, self._newest)
         return Progress(
             time=time,
             step=status.step,
@@ -144,6 +161,9 @@ class Speedometer:
             workers=workers,
             waiting=status.waiting,
             waited=status.waited,
+            logged=_mean_numbers(newest),
+            logged_at=max(0, logged_at),
+            fresh=fresh,
         )
 
     def _reference(self, status: JobStatus) -> JobStatus:

@@ -117,7 +117,8 @@ class Watch:
                 if old.presence != new.presence:
                     self._journal.record("worker", step=now.step, task=new.task, presence=new.presence)
         if before is None or _differs(before, now):
-            self._journal.record("progress", **now.event())
+            for event in now.events():
+                self._journal.record("progress", **event)
 
     def _publish(self, status: JobStatus, path: Path) -> None:
         """For a launcher on this host that has no server to ask; it reads all of it or the one before."""
@@ -135,4 +136,4 @@ class Watch:
 
 def _differs(before: Progress, now: Progress) -> bool:
     """A job that waits is told of once, and not every second."""
-    return (before.step, before.waiting) != (now.step, now.waiting)
+    return now.fresh or (before.step, before.waiting) != (now.step, now.waiting)

@@ -53,6 +53,9 @@ class Resumed:
     groups: tuple[dict[str, Any], ...] | None = None
 
 
+NOTHING_LOGGED: tuple[dict[str, float], int] = ({}, 0)
+
+
 @dataclass(frozen=True)
 class Training:
     """What is trained, and until when: what a session knows when it begins.
@@ -70,7 +73,8 @@ class Training:
     initial: Callable[[], None] | None = None
     state: Callable[[], bytes] = bytes
     hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
-    numbers: Callable[[], dict[str, float]] = dict  # what was logged, when the servers should hear of it
+    # What was logged, and at which step, when the servers should hear of it.
+    numbers: Callable[[], tuple[dict[str, float], int]] = lambda: NOTHING_LOGGED
 
 
 class Exchange(Protocol):

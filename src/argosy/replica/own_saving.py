@@ -135,5 +135,6 @@ class OwnSaving:
 
     def close(self) -> None:
         """Let others into the directory."""
+        self._teller.finish()
         self._writer.close()
         self._archive.close()

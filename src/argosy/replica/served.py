@@ -283,9 +283,9 @@ class ServedExchange:
             self.give_state()
         wishes = tuple(self._wishes)
         self._wishes.clear()
-        numbers = self._training.numbers()
+        numbers, logged = self._training.numbers()
         request = PushRequest(
-            0, self._version, kind, weight, absent, news, buffers, wishes=wishes, numbers=numbers
+            0, self._version, kind, weight, absent, news, buffers, False, (), wishes, numbers, logged
         )
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups

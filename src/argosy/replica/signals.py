@@ -36,7 +36,8 @@ class Signals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         first, self.received = self.received is None, number
         if first and self._stop():
-            say(f"{signal.Signals(number).name}: stops after this step, and saves; once more ends at once")
+            name = signal.Signals(number).name
+            say(f"{name}: stops after this step, and saves; press Ctrl-C again to stop at once")
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

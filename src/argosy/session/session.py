@@ -18,6 +18,7 @@ from argosy.errors import ConfigError, SaveFailed
 from argosy.events import say
 from argosy.hooks.hook import Hook, Hooks
 from argosy.hooks.log_steps import LogSteps
+from argosy.hooks.stop_at_step import StopAtStep
 from argosy.modes import Sync
 from argosy.observe.lines import numbers_text, step_text
 from argosy.observe.watch import Watch
@@ -56,7 +57,7 @@ class Session:
             )
         self.replica = replica
         self.optimizer = optimizer
-        self.logged: dict[str, Any] = {}  # what `log` was last given
+        self.noted: tuple[int, dict[str, Any]] = (0, {})  # what `log` was last given, and at which step
         self._kept = dict(state or {})
         keeping = training.keeping
         self.directory = None if keeping is None else Path(keeping.directory)  # where checkpoints are kept
@@ -72,6 +73,7 @@ class Session:
         self._hooks = Hooks(self, hooks)
         self._signals = Signals(self._on_signal)
         self._stop_after: int | None = None
+        self._says_no_end = False
 
     # --- beginning and end --------------------------------------------------------------------------------
     def __enter__(self) -> Session:
@@ -216,10 +218,19 @@ class Session:
             raise ConfigError("epochs", "a number of epochs, 0 or more", epochs)
         if resume not in ("leave", "skip"):
             raise ConfigError("resume", "leave or skip", repr(resume))
+        if epochs is None and not isinstance(loader, Iterator):
+            self._announce_no_end()
         for batch in self._feed.batches(loader, epochs, resume, self._before_batch):
             if self._weighted:
                 self.optimizer.batch_weight = float(_batch_size(batch))
             yield batch
+
+    def _announce_no_end(self) -> None:
+        """Once, by the chief: nothing that a session knows of ends this training."""
+        known = self.last_step is not None or self._hooks.has(StopAtStep)
+        if not known and self.replica.is_chief and not self._says_no_end:
+            self._says_no_end = True
+            say("trains without end: there is no last_step, and batches() repeats its loader; Ctrl-C ends it")
 
     def _before_batch(self) -> bool:
         """What the loop did with the last batch is done: the moment to be resumed from."""
@@ -228,7 +239,7 @@ class Session:
 
     def log(self, **values: Any) -> None:
         """Numbers of this step. A tensor's value is read only when it is shown, once a second or so."""
-        self.logged = values
+        self.noted = self.global_step, values
         now = time.monotonic()
         if now - self._logged_at < LOG_EVERY:
             return
@@ -237,6 +248,11 @@ class Session:
         if self.replica.is_chief and self._says_steps:
             numbers = numbers_text(self.numbers())
             say(f"{step_text(self.global_step, self.last_step)}{numbers}  {rate:6.1f} steps/s")
+
+    @property
+    def logged(self) -> dict[str, Any]:
+        """What `log` was last given."""
+        return self.noted[1]
 
     def numbers(self, *names: str) -> dict[str, float]:
         """What `log` was last given, or of that only these names, as plain numbers."""

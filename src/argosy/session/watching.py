@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from argosy.cluster.settings import STATUS_FILE
 from argosy.errors import ConfigError
 from argosy.observe.journal import Journal
 from argosy.observe.watch import Watch
+from argosy.replica.exchange import NOTHING_LOGGED
 from argosy.wire.status import LONGEST_NAME, MOST_NUMBERS, JobStatus, WorkerStatus
 
 if TYPE_CHECKING:
@@ -68,17 +70,16 @@ class Watching:
         if self._journal is not None:
             self._journal.record(kind, **fields)
 
-    def due(self) -> dict[str, float]:
-        """What was logged, if the servers have not heard of it for a while: asked at every push."""
-        logged = self._session.logged
+    def due(self) -> tuple[dict[str, float], int]:
+        """What was logged, and when, if the servers have not heard of it for a while: asked at each push."""
+        step, logged = self._session.noted
         if not logged or logged is self._shared:
-            return {}
+            return NOTHING_LOGGED
         now = time.monotonic()
         if now - self._shared_at < SHARE_EVERY and not self._last:
-            return {}
+            return NOTHING_LOGGED
         self._shared, self._shared_at = logged, now
-        names = list(logged)[:MOST_NUMBERS]
-        return {name[:LONGEST_NAME]: number(name, logged[name]) for name in names}
+        return _numbers(logged), step
 
     def share_last(self) -> None:
         """The next push may be the last: it takes along what there is."""
@@ -97,14 +98,17 @@ class _Self:
     def ask(self, timeout: float) -> JobStatus:
         """See `Source`."""
         session = self._session
+        logged_at, logged = session.noted
         step = session.global_step
         mine, mode = session.replica.index, str(session.replica.mode)
+        numbers = _numbers(logged)
         workers = tuple(
             WorkerStatus(
                 f"/job:worker/task:{index}",
                 "in the job",
                 step,
-                numbers=session.numbers() if index == mine else {},
+                numbers=numbers if index == mine else {},
+                logged=logged_at if index == mine else 0,
             )
             for index in range(session.replica.count)
         )
@@ -112,6 +116,11 @@ class _Self:
 
     def close(self) -> None:
         """See `Source`."""
+
+
+def _numbers(logged: Mapping[str, Any]) -> dict[str, float]:
+    """So many as travel."""
+    return {name[:LONGEST_NAME]: number(name, logged[name]) for name in list(logged)[:MOST_NUMBERS]}
 
 
 def number(name: str, value: Any) -> float:

@@ -213,6 +213,7 @@ class Saving:
 
     def close(self) -> None:
         """Finish what is being written, and let others into the directory."""
+        self._teller.finish()
         if self._writer is not None:
             self._writer.close()
         if self.archive is not None:

@@ -270,7 +270,7 @@ class ParameterServer:
                 worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
             )
             if header.numbers:
-                self._coordinator.tally.log(worker, header.numbers)
+                self._coordinator.tally.log(worker, header.numbers, header.logged)
             if header.shared:
                 plain = header
                 if header.buffers or header.numbers:

@@ -33,6 +33,7 @@ def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: Waiti
         for name in ("dropped", "folded", "skipped"):
             parts += [f"{number} {name}"] if (number := getattr(worker, name)) else []
         parts += [f"{name} {value:.4g}" for name, value in worker.numbers.items()]
+        parts += [f"logged at step {worker.logged}"] if worker.numbers else []
         parts += [f"heard {worker.heard:.1f} s ago"] if worker.heard is not None else []
         lines.append(f"{cluster.describe(task)}: {', '.join(part for part in parts if part)}")
     if job.queue:

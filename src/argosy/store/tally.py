@@ -12,7 +12,7 @@ from argosy.wire.status import WorkerStatus
 class _Counts:
     """One worker's."""
 
-    __slots__ = ("answers", "applied", "heard", "numbers", "staleness", "total_staleness")
+    __slots__ = ("answers", "applied", "heard", "logged", "numbers", "staleness", "total_staleness")
 
     def __init__(self) -> None:
         self.applied = 0
@@ -21,6 +21,7 @@ class _Counts:
         self.total_staleness = 0
         self.heard: float | None = None
         self.numbers: Mapping[str, float] = {}
+        self.logged = 0
 
 
 class Tally:
@@ -47,9 +48,10 @@ class Tally:
         """A worker has spoken."""
         self._counts[worker].heard = time.monotonic()
 
-    def log(self, worker: int, numbers: Mapping[str, float]) -> None:
-        """A worker's latest numbers."""
-        self._counts[worker].numbers = numbers
+    def log(self, worker: int, numbers: Mapping[str, float], step: int) -> None:
+        """A worker's latest numbers, and the step that they belong to."""
+        counts = self._counts[worker]
+        counts.numbers, counts.logged = numbers, step
 
     def status(self, worker: int, task: str, presence: str) -> WorkerStatus:
         """A worker's counts as they are now."""
@@ -65,4 +67,5 @@ class Tally:
             counts.total_staleness,
             None if counts.heard is None else time.monotonic() - counts.heard,
             dict(counts.numbers),
+            counts.logged,
         )

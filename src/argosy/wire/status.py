@@ -23,7 +23,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `applied` counts gradients that are in the parameters; `folded` ones came late and are among them.
     `staleness`: of the latest; `total_staleness`: of all together. `heard`: seconds since its latest message,
-    None if there was none. `numbers`: what it logged last.
+    None if there was none. `numbers`: what it logged last, and `logged`: at which step.
     """
 
     task: str
@@ -36,6 +36,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     total_staleness: int = 0
     heard: float | None = None
     numbers: Numbers = {}
+    logged: int = 0
 
     @property
     def mean_staleness(self) -> float:
