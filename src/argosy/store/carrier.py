@@ -154,8 +154,8 @@ class Carrier:
         """Whether a push was never decided on; one that was answered is answered again."""
         latest = self._verdicts.get(worker)
         if latest is not None and header.seq <= latest.seq:
-            older = Verdict(header.seq, "duplicate", self.step, stop=latest.stop)
-            self._send(worker, latest if header.seq == latest.seq else older)
+            if header.seq == latest.seq:  # nobody waits for the answer to an earlier one
+                self._send(worker, latest)
             return False
         return header.seq > self._settled.get(worker, 0)  # else decided already; its answer is on the way
 
@@ -311,8 +311,7 @@ class Carrier:
     def _send(self, worker: int, verdict: Verdict, average: bool = False) -> None:
         everything = verdict.status == "pulled"
         buffers = self.buffers.everything() if everything else self.buffers.moving
-        if verdict.status != "duplicate":
-            self._verdicts[worker] = verdict
+        self._verdicts[worker] = verdict
         header = msgspec.structs.replace(verdict, buffers=tuple(buffers)) if buffers else verdict
         if average:
             values = self.shard.averages()
