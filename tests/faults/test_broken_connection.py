@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 import torch
 from jobs import free_ports
@@ -17,11 +19,14 @@ from torch import nn
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import Address, ClusterSpec, Task
+from argosy.errors import ArgosyError, JobFailed, TaskLost
 from argosy.modes import Sync
 from argosy.replica.replica import Replica
 from argosy.store.client import StoreClient
 from argosy.store.server import ParameterServer
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
+
+ME = Task("worker", 0)
 
 
 class Proxy:
@@ -82,25 +87,42 @@ def proxy() -> Iterator[Proxy]:
     made.close()
 
 
+class Serving:
+    """One server in a thread, and its only worker's client, which reaches it through a proxy."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        port = proxy._target
+        self.spec = ClusterSpec({"ps": [f"127.0.0.1:{port}"], "worker": ["localhost:1"]})
+        listener = ZmqListener(Address("127.0.0.1", port))
+        self._server = ParameterServer(self.spec, 0, listener, self._no_other, wait=20.0)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        address = Address("127.0.0.1", proxy.port)
+        self.client = StoreClient(self.spec, ME, lambda _: ZmqChannel(address, b"worker"), 20.0)
+        self.client.hello()
+
+    def _no_other(self, task: Task) -> ZmqChannel:
+        raise AssertionError(f"there is no {task}")
+
+    def _serve(self) -> None:
+        try:
+            self._server.run()
+        except ArgosyError as error:
+            self.error = error
+
+    def end(self) -> None:
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("what", ["requests", "answers"])
 def test_a_broken_connection_is_made_anew(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
     """Whether a push or its answer was lost with it: each gradient counts once, and the worker is told so."""
     torch.set_num_threads(1)
-    port = proxy._target
-    spec = ClusterSpec({"ps": [f"127.0.0.1:{port}"], "worker": ["localhost:1"]})
-    listener = ZmqListener(Address("127.0.0.1", port))
-
-    def connect(task: Task) -> ZmqChannel:
-        raise AssertionError(f"there is no {task}")
-
-    server = ParameterServer(spec, 0, listener, connect, wait=20.0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    me = Task("worker", 0)
-    client = StoreClient(spec, me, lambda _: ZmqChannel(Address("127.0.0.1", proxy.port), b"worker"), 20.0)
-    client.hello()
-    replica = Replica(Identity(spec, me, Sync()), client)
+    serving = Serving(proxy)
+    replica = Replica(Identity(serving.spec, ME, Sync()), serving.client)
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
@@ -112,10 +134,9 @@ def test_a_broken_connection_is_made_anew(proxy: Proxy, what: Literal["requests"
             model.weight.grad = torch.full((1, 1), -1.0)
             verdicts.append(optimizer.step())
             assert model.weight.item() == step + 1
-    thread.join(20.0)
-    assert not thread.is_alive()
+    serving.end()
+    assert serving.error is None
     assert proxy.losses == 3
-    assert model.weight.item() == 12.0
     assert [verdict.status for verdict in verdicts] == ["applied"] * 12
     assert [verdict.global_step for verdict in verdicts] == list(range(1, 13))
     assert verdicts[-1].stop
@@ -127,24 +148,40 @@ def test_a_worker_whose_connection_breaks_while_it_computes_is_not_gone(
 ) -> None:
     """It has nothing to say for longer than a departure is forgiven, but its connection is there again."""
     monkeypatch.setattr("argosy.store.attendance.RETURN_GRACE", 0.5)
-    listener = ZmqListener(Address("127.0.0.1", proxy._target))
-    channel = ZmqChannel(Address("127.0.0.1", proxy.port), b"worker")
-    spec = ClusterSpec({"ps": [f"127.0.0.1:{proxy._target}"], "worker": ["localhost:1"]})
-
-    def connect(task: Task) -> ZmqChannel:
-        raise AssertionError(f"there is no {task}")
-
-    server = ParameterServer(spec, 0, listener, connect, wait=20.0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    client = StoreClient(spec, Task("worker", 0), lambda _: channel, 20.0)
-    client.hello()
+    serving = Serving(proxy)
     proxy.break_connections()
     computes_until = time.monotonic() + 2.0
     while time.monotonic() < computes_until:
         time.sleep(0.1)
-    assert client.resume().step == 0
-    client.leave()
-    thread.join(20.0)
-    assert not thread.is_alive()
+    assert serving.client.resume().step == 0
+    serving.client.leave()
+    serving.end()
+    assert serving.error is None
     assert "is gone" not in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["requests", "answers"])
+def test_what_may_be_asked_twice_is(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
+    """A meeting, a farewell: the loss of either harms nobody."""
+    serving = Serving(proxy)
+    for value in (b"\x01", b"\x02"):
+        proxy.loses = what
+        assert serving.client.meet(msgspec.Raw(value)) == {0: msgspec.Raw(value)}
+    proxy.loses = "requests"
+    serving.client.leave()
+    serving.end()
+    assert proxy.losses == 3
+    assert serving.error is None
+
+
+@pytest.mark.timeout(60)
+def test_what_may_not_be_asked_twice_ends_the_worker(proxy: Proxy, tmp_path: Path) -> None:
+    """And the job with it: nobody waits for an answer that never comes."""
+    serving = Serving(proxy)
+    proxy.loses = "answers"
+    with pytest.raises(TaskLost, match=r"lost /job:ps/task:0 at .* broke while its answer was awaited"):
+        serving.client.open(str(tmp_path / "directory"), 3)
+    serving.client.fail("its answer was lost")
+    serving.end()
+    assert isinstance(serving.error, JobFailed)
