@@ -7,9 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 import torch
 from jobs import free_ports
@@ -17,25 +19,24 @@ from torch import nn
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import Address, ClusterSpec, Task
+from argosy.errors import ArgosyError, JobFailed, TaskLost
 from argosy.modes import Sync
 from argosy.replica.replica import Replica
 from argosy.store.client import StoreClient
 from argosy.store.server import ParameterServer
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
-# The parameters of the model below: an answer that has them is larger than all else that travels.
-COUNT = 5000
+ME = Task("worker", 0)
 
 
 class Proxy:
-    """Passes bytes on to a port, until it is told to break every connection, or to lose an answer."""
+    """Passes bytes on to a port, until it is told to break every connection."""
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._far: set[socket.socket] = set()
         self._ended = False
         self.loses: Literal["requests", "answers"] | None = (
             None  # the next of these, and the connection with it
@@ -68,7 +69,6 @@ class Proxy:
 
     def break_connections(self) -> None:
         pairs, self._pairs = self._pairs, []
-        self._far.clear()
         for pair in pairs:
             for sock in pair:
                 sock.close()
@@ -87,79 +87,59 @@ def proxy() -> Iterator[Proxy]:
     made.close()
 
 
-@contextmanager
-def one_worker(proxy: Proxy) -> Iterator[Replica]:
-    """A worker whose only server is behind the proxy."""
-    torch.set_num_threads(1)
-    port = proxy._target
-    spec = ClusterSpec({"ps": [f"127.0.0.1:{port}"], "worker": ["localhost:1"]})
-    listener = ZmqListener(Address("127.0.0.1", port))
+class Serving:
+    """One server in a thread, and its only worker's client, which reaches it through a proxy."""
 
-    def connect(task: Task) -> ZmqChannel:
+    def __init__(self, proxy: Proxy) -> None:
+        port = proxy._target
+        self.spec = ClusterSpec({"ps": [f"127.0.0.1:{port}"], "worker": ["localhost:1"]})
+        listener = ZmqListener(Address("127.0.0.1", port))
+        self._server = ParameterServer(self.spec, 0, listener, self._no_other, wait=20.0)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        address = Address("127.0.0.1", proxy.port)
+        self.client = StoreClient(self.spec, ME, lambda _: ZmqChannel(address, b"worker"), 20.0)
+        self.client.hello()
+
+    def _no_other(self, task: Task) -> ZmqChannel:
         raise AssertionError(f"there is no {task}")
 
-    server = ParameterServer(spec, 0, listener, connect, wait=20.0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    me = Task("worker", 0)
-    client = StoreClient(spec, me, lambda _: ZmqChannel(Address("127.0.0.1", proxy.port), b"worker"), 20.0)
-    client.hello()
-    yield Replica(Identity(spec, me, Sync()), client)
-    client.leave()
-    thread.join(20.0)
-    assert not thread.is_alive()
+    def _serve(self) -> None:
+        try:
+            self._server.run()
+        except ArgosyError as error:
+            self.error = error
 
-
-def counting() -> nn.Linear:
-    """A model whose weight counts the gradients of -1."""
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    return model
+    def end(self) -> None:
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("what", ["requests", "answers"])
 def test_a_broken_connection_is_made_anew(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
     """Whether a push or its answer was lost with it: each gradient counts once, and the worker is told so."""
-    verdicts, model = [], counting()
-    with one_worker(proxy) as replica:
-        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
-        with replica.session(model, optimizer, last_step=12) as session:
-            for step in session.batches(range(100)):
-                if step % 4 == 3:
-                    proxy.loses = what
-                model.weight.grad = torch.full((1, 1), -1.0)
-                verdicts.append(optimizer.step())
-                assert model.weight.item() == step + 1
+    torch.set_num_threads(1)
+    serving = Serving(proxy)
+    replica = Replica(Identity(serving.spec, ME, Sync()), serving.client)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
+    verdicts = []
+    with replica.session(model, optimizer, last_step=12) as session:
+        for step in session.batches(range(100)):
+            if step % 4 == 3:
+                proxy.loses = what
+            model.weight.grad = torch.full((1, 1), -1.0)
+            verdicts.append(optimizer.step())
+            assert model.weight.item() == step + 1
+    serving.end()
+    assert serving.error is None
     assert proxy.losses == 3
-    assert model.weight.item() == 12.0
     assert [verdict.status for verdict in verdicts] == ["applied"] * 12
     assert [verdict.global_step for verdict in verdicts] == list(range(1, 13))
     assert verdicts[-1].stop
-
-
-@pytest.mark.timeout(60)
-def test_what_was_asked_for_comes_again_if_its_answer_is_lost(proxy: Proxy) -> None:
-    """Averages, the optimizer's state and the last parameters are no gradients: they are had anew."""
-    model = counting()
-    with one_worker(proxy) as replica:
-        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5))
-        with replica.session(model, optimizer, last_step=2, average=0.5) as session:
-            for _ in session.batches(range(100)):
-                model.weight.grad = torch.full((1, 1), -1.0)
-                optimizer.step()
-            proxy.loses = "answers"
-            with session.averaged():
-                average = model.weight.item()
-            assert model.weight.item() == 2.5
-            proxy.loses = "answers"
-            state = optimizer.state_dict()["state"][0]
-            proxy.loses = "answers"
-    assert proxy.losses == 3
-    # After steps to 1 and 2.5, each counts 9/11 and then 9/12.
-    assert average == pytest.approx((1 * 9 / 11) * 3 / 12 + 2.5 * 9 / 12)
-    assert state["momentum_buffer"].item() == -1.5
-    assert model.weight.item() == 2.5
 
 
 @pytest.mark.timeout(60)
@@ -168,24 +148,69 @@ def test_a_worker_whose_connection_breaks_while_it_computes_is_not_gone(
 ) -> None:
     """It has nothing to say for longer than a departure is forgiven, but its connection is there again."""
     monkeypatch.setattr("argosy.store.attendance.RETURN_GRACE", 0.5)
-    listener = ZmqListener(Address("127.0.0.1", proxy._target))
-    channel = ZmqChannel(Address("127.0.0.1", proxy.port), b"worker")
-    spec = ClusterSpec({"ps": [f"127.0.0.1:{proxy._target}"], "worker": ["localhost:1"]})
-
-    def connect(task: Task) -> ZmqChannel:
-        raise AssertionError(f"there is no {task}")
-
-    server = ParameterServer(spec, 0, listener, connect, wait=20.0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    client = StoreClient(spec, Task("worker", 0), lambda _: channel, 20.0)
-    client.hello()
+    serving = Serving(proxy)
     proxy.break_connections()
     computes_until = time.monotonic() + 2.0
     while time.monotonic() < computes_until:
         time.sleep(0.1)
-    assert client.resume().step == 0
-    client.leave()
-    thread.join(20.0)
-    assert not thread.is_alive()
+    assert serving.client.resume().step == 0
+    serving.client.leave()
+    serving.end()
+    assert serving.error is None
     assert "is gone" not in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["requests", "answers"])
+def test_what_may_be_asked_twice_is(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
+    """A meeting, a farewell: the loss of either harms nobody."""
+    serving = Serving(proxy)
+    for value in (b"\x01", b"\x02"):
+        proxy.loses = what
+        assert serving.client.meet(msgspec.Raw(value)) == {0: msgspec.Raw(value)}
+    proxy.loses = "requests"
+    serving.client.leave()
+    serving.end()
+    assert proxy.losses == 3
+    assert serving.error is None
+
+
+@pytest.mark.timeout(60)
+def test_what_may_not_be_asked_twice_ends_the_worker(proxy: Proxy, tmp_path: Path) -> None:
+    """And the job with it: nobody waits for an answer that never comes."""
+    serving = Serving(proxy)
+    proxy.loses = "answers"
+    with pytest.raises(TaskLost, match=r"lost /job:ps/task:0 at .* broke while its answer was awaited"):
+        serving.client.open(str(tmp_path / "directory"), 3)
+    serving.client.fail("its answer was lost")
+    serving.end()
+    assert isinstance(serving.error, JobFailed)
+
+
+@pytest.mark.timeout(60)
+def test_values_that_were_asked_for_come_again_if_the_answer_is_lost(proxy: Proxy) -> None:
+    """Averages, the optimizer's state and the last parameters are no gradients: they are had anew."""
+    torch.set_num_threads(1)
+    serving = Serving(proxy)
+    replica = Replica(Identity(serving.spec, ME, Sync()), serving.client)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5))
+    with replica.session(model, optimizer, last_step=2, average=0.5) as session:
+        for _ in session.batches(range(100)):
+            model.weight.grad = torch.full((1, 1), -1.0)
+            optimizer.step()
+        proxy.loses = "answers"
+        with session.averaged():
+            average = model.weight.item()
+        assert model.weight.item() == 2.5
+        proxy.loses = "answers"
+        state = optimizer.state_dict()["state"][0]
+        proxy.loses = "answers"
+    serving.end()
+    assert serving.error is None
+    assert proxy.losses == 3
+    # After steps to 1 and 2.5, each counts 9/11 and then 9/12.
+    assert average == pytest.approx((1 * 9 / 11) * 3 / 12 + 2.5 * 9 / 12)
+    assert state["momentum_buffer"].item() == -1.5
+    assert model.weight.item() == 2.5

@@ -23,10 +23,10 @@ class Verdict(msgspec.Struct, frozen=True):
     """What became of a gradient.
 
     `status`: "applied"; "dropped", it came too late; "folded", it came late and went into the next step;
-    "duplicate", it had been answered before; "skipped", there was none; "held", it waits for the step that
-    is being collected, or for the rest of an accumulation; "pulled", nothing was pushed. `staleness`: the
-    updates between the pull that it was computed from and its application. `global_step`: the updates of
-    the whole job so far. `stop`: whether the job has reached its last step.
+    "skipped", there was none; "held", it waits for the step that is being collected, or for the rest of an
+    accumulation; "pulled", nothing was pushed. `staleness`: the updates between the pull that it was
+    computed from and its application. `global_step`: the updates of the whole job so far. `stop`: whether
+    the job has reached its last step.
     """
 
     status: Status

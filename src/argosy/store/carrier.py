@@ -20,7 +20,7 @@ from argosy.store.optimizers import disagreement
 from argosy.store.saving import Saving
 from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Status
+from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget
 from argosy.wire.message import Message
 from argosy.wire.protocol import Bucket, Given, Group, Header, PushRequest, Register, Verdict, Wishes
 from argosy.wire.tensors import torch_dtype
@@ -155,17 +155,10 @@ class Carrier:
         """Whether a push was never decided on; one that was answered is answered again."""
         latest = self._verdicts.get(worker)
         if latest is not None and header.seq <= latest.seq:
-            self._answer_again(worker, header, latest)
+            if header.seq == latest.seq:  # nobody waits for the answer to an earlier one
+                self._send(worker, latest, header.wishes)
             return False
         return header.seq > self._settled.get(worker, 0)  # else decided already; its answer is on the way
-
-    def _answer_again(self, worker: int, header: PushRequest, latest: Verdict) -> None:
-        """The answer to this push was lost. A request for values gets them, the same that it asked for."""
-        verdict = latest
-        if header.seq != latest.seq:
-            status: Status = "pulled" if header.kind == "pull" else "duplicate"
-            verdict = Verdict(header.seq, status, self.step, stop=latest.stop)
-        self._send(worker, verdict, header.wishes)
 
     def _buffers_of(self, message: Message[PushRequest]) -> dict[str, torch.Tensor]:
         names = message.header.buffers

@@ -13,7 +13,7 @@ import msgspec
 
 # "held": accepted for a step that is still being collected; only where tokens let a worker run ahead.
 # "pulled": the answer to a request that brought no gradient.
-Status: TypeAlias = Literal["applied", "dropped", "folded", "duplicate", "skipped", "held", "pulled"]
+Status: TypeAlias = Literal["applied", "dropped", "folded", "skipped", "held", "pulled"]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, order=True):
