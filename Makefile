@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .PHONY: help venv demo test test-slow lint pytest soak bench clean
 
@@ -12,7 +13,9 @@ help:             ## this list
 venv: $(STAMP)    ## make .venv/ with Argosy and everything its tests need
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "setting up $(VENV)/ (about a minute the first time)"
+	@echo "setting up $(VENV)/: about a minute if pip finds a CPU build of torch $(TORCH);"
+	@echo "where it finds only the build with CUDA, it downloads 2 to 3 GB, which may take 10 minutes or more"
+	@echo "(PIP_EXTRA_INDEX_URL names an index that has CPU builds)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch hatchling editables
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'

@@ -63,6 +63,20 @@ def test_a_script_after_a_double_dash(script: Path, jobs: list[JobSpec]) -> None
     assert jobs[0].args == ("--", "a")
 
 
+def odd_scripts(folder: Path) -> dict[str, Path]:
+    """What somebody might take for a script, by a name."""
+    bytes_of = {
+        "NOT_PYTHON": b"pass\nthis is no python\n",
+        "NULL_BYTES": b"\x89PNG\x00",
+        "LATIN": "print('é')".encode("latin-1"),
+    }
+    for name, content in bytes_of.items():
+        (folder / f"{name}.py").write_bytes(content)
+    if not (unreadable := folder / "unreadable.py").is_symlink():
+        unreadable.symlink_to("/proc/self/mem")
+    return {name: folder / f"{name}.py" for name in bytes_of} | {"UNREADABLE": unreadable}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -84,13 +98,39 @@ def test_a_script_after_a_double_dash(script: Path, jobs: list[JobSpec]) -> None
         (["demo", "--data", "/nowhere"], "/nowhere"),
         (["status", "host"], "HOST:PORT: expected host:port, got 'host'"),
         (["status"], "HOST:PORT"),
+        (["status", "☃:1"], "HOST:PORT: expected a host name or address in ASCII letters, got '☃:1'"),
+        (["status", "*:1"], "expected a host name"),
+        (["status", "a..b:1"], "expected a host name"),
+        (["status", f"{'x' * 254}:1"], "expected a host name"),
+        (["status", "[zz]:1"], "expected an IPv6 address in brackets, got '[zz]:1'"),
+        (["status", "localhost:0"], "expected a port from 1 to 65535"),
+        (["status", "localhost:99999"], "expected a port from 1 to 65535"),
+        (["run", "--workers", "999999", "SCRIPT"], "tasks on this machine ("),
+        (["run", "--ps", "9" * 30, "SCRIPT"], f"got {int('9' * 30) + 2}"),
+        (["run", "--serve", "--workers", "999999", "SCRIPT"], "tasks on this machine ("),
+        (["run", "."], "'.', which is not a file"),
+        (["run", "NOT_PYTHON"], "which is not Python, in line 2: "),
+        (["run", "NULL_BYTES"], "which is not Python: source code string cannot contain null bytes"),
+        (["run", "LATIN"], "which is not Python"),
+        (["run", "UNREADABLE"], "which cannot be read (Input/output error)"),
+        (["run", "--serve", "NOT_PYTHON"], "which is not Python, in line 2: "),
+        (["demo", "--steps", "-1"], "--steps: expected a number of global steps, 0 or more, got -1"),
+        (["serve"], "cluster: expected the addresses of the cluster, got none; add --cluster"),
+        (
+            ["serve", "--cluster", '{"local": ["☃:22"]}', "--job_name=local"],
+            "/job:local/task:0: expected a host",
+        ),
+        (["serve", "--ps_hosts=", "--worker_hosts=", "--job_name=ps"], "got none"),
+        (["checkpoints", "nowhere"], "a directory of checkpoints"),
+        (["plot", "nowhere"], "No such file or directory"),
         (["fly"], "No such command 'fly'"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
     script: Path, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([str(script) if word == "SCRIPT" else word for word in words]) == 2
+    files = {"SCRIPT": script} | odd_scripts(script.parent)
+    assert cli.main([str(files.get(word, word)) for word in words]) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("argosy: error: ")

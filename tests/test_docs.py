@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from packaging.requirements import Requirement
 
 import argosy
 from argosy.cli import cli
@@ -129,3 +131,20 @@ def test_commands_are_told_of(name: str) -> None:
 def test_public_names_are_told_of(name: str) -> None:
     pattern = re.compile(rf"\b{name}\b")
     assert any(pattern.search(page.read_text(encoding="utf-8")) for page in GUIDE)
+
+
+def test_the_versions_of_torch_are_the_same_everywhere() -> None:
+    """What is claimed, what `make` installs, and what the guide says: what was run, and no more."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (claimed,) = (each for each in project["dependencies"] if each.startswith("torch"))
+    allowed = Requirement(claimed).specifier
+    guide = (ROOT / "docs" / "getting-started.md").read_text()
+    (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    ((oldest, newest),) = re.findall(r"run with (\S+) \(CPU\) and (\S+) \(the build with CUDA\)", guide)
+    assert oldest == pinned
+    assert oldest in allowed
+    assert newest in allowed
+    major, minor, _ = newest.split(".")
+    assert f"{major}.{int(minor) + 1}.0" not in allowed
+    major, minor, _ = oldest.split(".")
+    assert f"{major}.{int(minor) - 1}.9" not in allowed

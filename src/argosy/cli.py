@@ -227,6 +227,8 @@ def demo(steps: int, mode: str, data: Path | None, fork_server: bool) -> int:
       argosy demo --mode sync --steps 500
       argosy demo --data ~/mnist          train-images-idx3-ubyte, …
     """
+    if steps < 0:
+        raise ConfigError("--steps", "a number of global steps, 0 or more", steps)
     args = ["--steps", str(steps)]
     if data is not None:
         from argosy.datasets.idx import require_files

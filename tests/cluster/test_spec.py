@@ -17,6 +17,9 @@ from argosy.errors import ConfigError
         (" 10.0.0.1:1 ", "10.0.0.1", 1),
         ("[::1]:65535", "::1", 65535),
         ("ps-0.job.svc:80", "ps-0.job.svc", 80),
+        ("compose_service_1:80", "compose_service_1", 80),
+        ("absolute.example.:80", "absolute.example.", 80),
+        ("[fe80::1%eth0]:80", "fe80::1%eth0", 80),
     ],
 )
 def test_an_address_is_read(text: str, host: str, port: int) -> None:
@@ -31,6 +34,14 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         Address.parse(text, "bind")
     assert (caught.value.field, caught.value.expected) == ("bind", "host:port")
     assert caught.value.got == repr(text)
+
+
+@pytest.mark.parametrize(
+    "host", ["☃", "*", "a..b", ".a", "a/b", "a" * 254, "[a]", "[1.2.3]", "tcp;x", "ｈost"]
+)
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="bind: expected a"):
+        Address.parse(f"{host}:80", "bind")
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "", "1.5", "²", "٣", "9" * 5000, "+80", "8_0"])

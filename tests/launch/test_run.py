@@ -173,11 +173,14 @@ def test_a_usage_error_of_the_script_is_one_line(launcher: Launcher) -> None:
     assert done.errors.endswith("\nargosy: error: directory: expected a folder, got 7\n")
 
 
-def test_a_script_that_cannot_be_parsed(launcher: Launcher) -> None:
-    launcher.keeps_logs = True
+def test_a_script_that_cannot_be_parsed_is_refused_once(launcher: Launcher) -> None:
     done = launcher.run("this is no python")
-    assert done.process.returncode == 1
-    assert done.errors.endswith("SyntaxError: invalid syntax\n")
+    assert done.process.returncode == 2
+    assert done.text == ""
+    (line,) = done.errors.splitlines()
+    assert re.search(
+        r"SCRIPT: expected a Python file, got '.*train.py', which is not Python, in line \d+: ", line
+    )
 
 
 def test_a_worker_that_is_killed_takes_nobody_with_it(launcher: Launcher) -> None:

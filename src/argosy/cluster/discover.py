@@ -141,7 +141,8 @@ def discover_host(words: Mapping[str, str], environ: Mapping[str, str]) -> Ident
         settings = {s: value for s, value in settings.items() if s != "cluster" or s in words}
     cluster, found = _find_cluster(settings, environ)
     if cluster is None:
-        cluster, found = _ALONE, Task("worker", 0)
+        remedy = "add --cluster, or --ps_hosts and --worker_hosts, with --job_name and --task_index"
+        raise ConfigError("cluster", "the addresses of the cluster", "none", remedy)
     task = found if found is not None and "job_name" not in settings else _find_task(settings)
     return Identity(
         cluster,

@@ -11,6 +11,9 @@ import msgspec
 
 from argosy.errors import ConfigError
 
+# Labels between dots, as of a name in the DNS, or of an IPv4 address; `_` is no letter there, but is used.
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+_LONGEST_HOST = 253
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 MAX_PORT = 65535
 
@@ -30,10 +33,7 @@ class Address:
         """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return _is_ip(self.host) and ipaddress.ip_address(self.host).is_loopback
 
     @classmethod
     def parse(cls, text: str, field: str) -> Address:
@@ -43,9 +43,22 @@ class Address:
         host = host[1:-1] if bracketed else host
         if not colon or not host or (":" in host and not bracketed) or any(c.isspace() for c in host):
             raise ConfigError(field, "host:port", repr(text))
+        if not (_is_ip(host) if bracketed else _HOST_NAME.fullmatch(host) and len(host) <= _LONGEST_HOST):
+            expected = (
+                "an IPv6 address in brackets" if bracketed else "a host name or address in ASCII letters"
+            )
+            raise ConfigError(field, expected, repr(text))
         if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= MAX_PORT:
             raise ConfigError(field, f"a port from 1 to {MAX_PORT}", repr(text))
         return cls(host, int(port))
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Task(msgspec.Struct, frozen=True, order=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,8 +71,7 @@ class JobSpec:
     grace: float = GRACE  # how long tasks may save after the user's own signal, in seconds
 
     def __post_init__(self) -> None:
-        if not self.script.is_file():
-            why = "is not a file" if self.script.exists() else "does not exist"
+        if (why := _no_script(self.script)) is not None:
             raise ConfigError("SCRIPT", "a Python file", f"{str(self.script)!r}, which {why}")
         _at_least("--ps", self.servers, 0)
         _at_least("--workers", self.workers, 0 if self.serve and self.servers else 1)
@@ -131,6 +131,24 @@ def serving(job: JobSpec) -> JobSpec:
         preload=None if job.preload is None else _PRELOAD_TO_SERVE,
         serve=True,
     )
+
+
+def _no_script(script: Path) -> str | None:
+    """Why this is nothing that Python could run, once and not from every task; None if it is."""
+    if not script.is_file():
+        return "is not a file" if script.exists() else "does not exist"
+    try:
+        source = script.read_bytes()
+        if script.suffix == ".py":  # else an archive, or compiled: the interpreter knows what to do
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the tasks will show them
+                compile(source, script, "exec", dont_inherit=True)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        return f"is not Python{f', in line {line}' if line else ''}: {getattr(error, 'msg', error)}"
+    return None
 
 
 def _at_least(option: str, number: int, least: int) -> None:

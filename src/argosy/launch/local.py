@@ -25,6 +25,7 @@ from argosy.launch.lookout import Lookout
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
 from argosy.launch.process import TaskProcess
+from argosy.launch.room import check_room
 from argosy.launch.screen import Screen
 from argosy.launch.seats import seat, seats
 from argosy.launch.signals import INTERRUPTS, Signals
@@ -54,6 +55,7 @@ _LAST_FLUSH = 1.0
 def run(job: JobSpec) -> int:
     """Start every task, wait for the end, and report. Raises ConfigError before anything starts."""
     _fill_standard_streams()
+    check_room(job.servers + job.workers)
     with ExitStack() as stack:
         ports = stack.enter_context(Ports(job.members, job.listens if job.serve else None))
         cluster = describe_cluster(ports.addresses)
