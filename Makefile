@@ -34,7 +34,7 @@ lint: venv        ## ruff and mypy --strict
 pytest: venv      ## all tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: venv   ## the slow ones: torch's own tables on remote devices, two hosts, whole examples
+test-slow: venv   ## the slow ones: torch's own tests of devices and backends, two hosts, whole examples
 	$(BIN)/python -m pytest -m slow
 
 soak: venv        ## long runs: the full digits, 100,000 steps (minutes; not part of `make test`)

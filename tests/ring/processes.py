@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def ended(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str]]:
@@ -15,3 +17,17 @@ def ended(started: Sequence[subprocess.Popen[str]], seconds: float) -> list[tupl
             process.kill()
             process.wait()
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+def ranks(program: Path, size: int, folder: Path, what: str) -> list[tuple[int, str]]:
+    """Run a program as that many ranks, which meet in a file of the folder: exit codes and outputs."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(program), str(rank), str(size), str(folder / "store"), what],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    return ended(started, 90)

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from processes import ended
+from processes import ranks
 
 pytestmark = pytest.mark.processes
 PROGRAM = Path(__file__).with_name("plain_torch.py")
 
 
-def ranks(size: int, folder: Path, what: str, program: Path = PROGRAM) -> list[tuple[int, str]]:
-    """Exit code and output of every rank."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(program), str(rank), str(size), str(folder / "store"), what],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    return ended(started, 90)
-
-
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_collectives_and_data_parallel(size: int, tmp_path: Path) -> None:
-    for code, output in ranks(size, tmp_path, "work"):
+    for code, output in ranks(PROGRAM, size, tmp_path, "work"):
         assert code == 0, output
         assert "ok" in output
 
@@ -38,14 +22,14 @@ def test_collectives_and_data_parallel(size: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 def test_every_collective_gives_what_gloo_gives(size: int, tmp_path: Path) -> None:
-    for code, output in ranks(size, tmp_path, "", PROGRAM.with_name("beside_gloo.py")):
+    for code, output in ranks(PROGRAM.with_name("beside_gloo.py"), size, tmp_path, ""):
         assert code == 0, output
         assert "ok" in output
 
 
 def test_a_rank_that_is_killed_is_named_by_all_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
-    (first, killed, third) = ranks(3, tmp_path, "die")
+    (first, killed, third) = ranks(PROGRAM, 3, tmp_path, "die")
     assert killed[0] == -9
     for code, output in (first, third):
         assert code == 1

@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from argosy.cluster.settings import read_bool, variable
 from argosy.errors import ConfigError
-from argosy.ring.flats import Flat, Flats, flat_of, split_by
+from argosy.ring import sparse
+from argosy.ring.flats import Flat, Flats, alike, flat_of, split_by
 from argosy.ring.group import Membership, RingGroup
 from argosy.ring.lanes import Lanes
 from argosy.ring.runner import Runner
@@ -35,6 +36,9 @@ _OPERATIONS: dict[Any, Operation] = {
     dist.ReduceOp.BOR: "or",
     dist.ReduceOp.BXOR: "xor",
 }
+# Complex numbers travel as pairs of real ones, which can be added and no more.
+_BITWISE = frozenset({"and", "or", "xor"})
+_REAL = _BITWISE | {"product", "min", "max"}
 
 
 class RingProcessGroup(dist.ProcessGroup):
@@ -44,7 +48,9 @@ class RingProcessGroup(dist.ProcessGroup):
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self._group = group
         self._lanes = lanes
-        self._runner = Runner()
+        others = tuple(name for rank, name in enumerate(group.names) if rank != group.rank)
+        self._runner = Runner(group, others)
+        self._name = ""
 
     # --- what torch asks of a group -----------------------------------------------------------------------
     def getBackendName(self) -> str:  # noqa: N802
@@ -62,7 +68,10 @@ class RingProcessGroup(dist.ProcessGroup):
     @property
     def group_name(self) -> str:  # type: ignore[override]
         """The name that torch has given to this group."""
-        return str(dist.distributed_c10d._world.pg_names[self])
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
 
     def shutdown(self) -> None:
         """Leave: called by `destroy_process_group`."""
@@ -75,14 +84,17 @@ class RingProcessGroup(dist.ProcessGroup):
     # --- collectives --------------------------------------------------------------------------------------
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Every rank's tensors combined."""
-        operation = _operation(opts)
 
         def work() -> None:
+            operation = _operation(opts, tensors)
             for tensor in tensors:
+                if tensor.layout == torch.sparse_coo and tensor.device.type == "cpu":
+                    sparse.all_reduce(self._group, tensor, operation)
+                    continue
                 with Flat(tensor) as flat:
                     self._group.all_reduce(flat, operation)
 
-        return self._runner.run(work, tensors, opts)
+        return self._runner.run("all_reduce", work, tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         """The same."""
@@ -90,14 +102,14 @@ class RingProcessGroup(dist.ProcessGroup):
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Combined, in the root only."""
-        operation, root = _operation(opts), opts.rootRank
 
         def work() -> None:
+            operation = _operation(opts, tensors)
             for tensor in tensors:
-                with Flat(tensor) as flat:
-                    self._group.all_reduce(flat, operation, keep=self.rank() == root)
+                with Flat(tensor, written=self.rank() == opts.rootRank) as flat:
+                    self._group.all_reduce(flat, operation, opts.rootRank)
 
-        return self._runner.run(work, tensors, opts)
+        return self._runner.run("reduce", work, tensors, opts)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """The root's tensors."""
@@ -105,10 +117,10 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for tensor in tensors:
-                with Flat(tensor) as flat:
+                with Flat(tensor, written=self.rank() != root) as flat:
                     self._group.broadcast(flat, root)
 
-        return self._runner.run(work, tensors, opts)
+        return self._runner.run("broadcast", work, tensors, opts)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -119,7 +131,7 @@ class RingProcessGroup(dist.ProcessGroup):
             for output, given in zip(outputs, inputs, strict=True):
                 self._gather(output, given)
 
-        return self._runner.run(work, outputs, opts)
+        return self._runner.run("all_gather", work, outputs, opts)
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -130,11 +142,11 @@ class RingProcessGroup(dist.ProcessGroup):
             for number, given in enumerate(inputs):
                 self._gather([lists[number] for lists in outputs], given)
 
-        return self._runner.run(work, outputs, opts)
+        return self._runner.run("all_gather", work, outputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         """Every rank's tensor, one after the other in one."""
-        return self._runner.run(lambda: self._gather_single(output, given), [output], opts)
+        return self._runner.run("all_gather", lambda: self._gather_single(output, given), [output], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -147,7 +159,7 @@ class RingProcessGroup(dist.ProcessGroup):
             for output, given in zip(outputs, inputs, strict=True):
                 self._gather_single(output, given)
 
-        return self._runner.run(work, outputs, opts)
+        return self._runner.run("all_gather", work, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
@@ -160,11 +172,13 @@ class RingProcessGroup(dist.ProcessGroup):
         def work() -> None:
             for number, given in enumerate(inputs):
                 into = outputs[number] if root == self.rank() else []
-                most = given.numel()
+                if root == self.rank():
+                    alike("gather_list", into, given, self.size())
+                mine = flat_of(given)
                 with Flats(into) as flat:
-                    self._group.exchange(flat, self._only(root, flat_of(given)), most)
+                    self._group.exchange(flat, self._only(root, mine), "gather", mine.numel(), root)
 
-        return self._runner.run(work, outputs, opts)
+        return self._runner.run("gather", work, outputs, opts)
 
     def scatter(  # type: ignore[override]
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
@@ -174,21 +188,26 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for number, output in enumerate(outputs):
-                given = [flat_of(each) for each in inputs[number]] if root == self.rank() else []
+                tensors = inputs[number] if root == self.rank() else []
+                if root == self.rank():
+                    alike("scatter_list", tensors, output, self.size())
+                given = [flat_of(each) for each in tensors]
                 with Flat(output) as flat:
-                    self._group.exchange(self._only(root, flat), given, flat.numel())
+                    self._group.exchange(self._only(root, flat), given, "scatter", flat.numel(), root)
 
-        return self._runner.run(work, outputs, opts)
+        return self._runner.run("scatter", work, outputs, opts)
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         """What each rank has for this one; sizes may differ."""
 
         def work() -> None:
+            alike("output_tensor_list", outputs, outputs[0], self.size(), sizes=False)
+            alike("input_tensor_list", inputs, outputs[0], self.size(), sizes=False)
             given = [flat_of(each) for each in inputs]
             with Flats(outputs) as flat:
                 self._group.exchange(flat, given)
 
-        return self._runner.run(work, outputs, opts)
+        return self._runner.run("all_to_all", work, outputs, opts)
 
     def all_to_all_single(
         self,
@@ -199,14 +218,15 @@ class RingProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> Any:
         """The same, of tensors that are cut along their first dimension: as said, or evenly."""
-        whole = flat_of(given)
 
         def work() -> None:
+            alike("input", [given], output, 1, sizes=False)
+            parts = split_by(flat_of(given), given, input_sizes, self.size())
             with Flat(output) as flat:
                 into = split_by(flat, output, output_sizes, self.size())
-                self._group.exchange(into, split_by(whole, given, input_sizes, self.size()))
+                self._group.exchange(into, parts)
 
-        return self._runner.run(work, [output], opts)
+        return self._runner.run("all_to_all", work, [output], opts)
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
@@ -214,18 +234,20 @@ class RingProcessGroup(dist.ProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Any:
         """What all ranks have for this one, combined."""
-        operation = _operation(opts)
 
         def work() -> None:
+            operation = _operation(opts, outputs)
             for output, given in zip(outputs, inputs, strict=True):
+                alike("input_list", given, output, self.size(), sizes=False)
+                alike("output", [output], given[self.rank()], 1)
                 with Flat(output) as flat:
                     self._group.reduce_scatter(flat, [flat_of(each) for each in given], operation)
 
-        return self._runner.run(work, outputs, opts)
+        return self._runner.run("reduce_scatter", work, outputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         """The same, of one tensor that is cut into as many pieces as there are ranks."""
-        return self.reduce_scatter([output], [self._cut(output, given)], opts)
+        return self.reduce_scatter_single_coalesced([output], [given], opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -233,14 +255,22 @@ class RingProcessGroup(dist.ProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
         """Several of them."""
-        pieces = [self._cut(output, given) for output, given in zip(outputs, inputs, strict=True)]
-        return self.reduce_scatter(outputs, pieces, opts)
+
+        def work() -> None:
+            operation = _operation(opts, outputs)
+            for output, given in zip(outputs, inputs, strict=True):
+                self._whole("input", given, output)
+                with Flat(output) as flat:
+                    pieces = flat_of(given).view(self.size(), flat.numel()).unbind()
+                    self._group.reduce_scatter(flat, pieces, operation)
+
+        return self._runner.run("reduce_scatter", work, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait until every rank is here."""
-        return self._runner.run(self._group.barrier, [], opts)
+        return self._runner.run("barrier", self._group.barrier, [], opts)
 
     # --- from one rank to another -------------------------------------------------------------------------
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Any:
@@ -266,25 +296,36 @@ class RingProcessGroup(dist.ProcessGroup):
         """A list by rank, of which only one is not empty."""
         return [tensor if each == rank else tensor[:0] for each in range(self.size())]
 
-    def _cut(self, output: torch.Tensor, given: torch.Tensor) -> list[torch.Tensor]:
-        whole = flat_of(given)
-        return list(whole.split(flat_of(output).numel())) if whole.numel() else []
+    def _whole(self, what: str, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Refuse a tensor that is not as large as one part for each rank."""
+        if whole.dtype != part.dtype or whole.numel() != self.size() * part.numel():
+            expected = f"{self.size()} times {part.numel()} elements of {part.dtype}"
+            raise ConfigError(what, expected, f"{whole.numel()} of {whole.dtype}")
 
     def _gather_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
+        self._whole("output", output, given)
+        mine = flat_of(given)
         with Flat(output) as flat:
-            self._group.all_gather(list(flat.chunk(self.size())) if flat.numel() else [], flat_of(given))
+            self._group.all_gather(flat.view(self.size(), mine.numel()).unbind(), mine)
 
     def _gather(self, outputs: Sequence[torch.Tensor], given: torch.Tensor) -> None:
+        alike("tensor_list", outputs, given, self.size())
+        mine = flat_of(given)
         with Flats(outputs) as flat:
-            self._group.all_gather(flat, flat_of(given))
+            self._group.all_gather(flat, mine)
 
 
-def _operation(opts: Any) -> Operation:
+def _operation(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
     if opts is None:
         return "sum"
     found = _OPERATIONS.get(opts.reduceOp.op if hasattr(opts.reduceOp, "op") else opts.reduceOp)
     if found is None:
         raise ConfigError("op", "SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR", opts.reduceOp)
+    if found in _REAL:
+        for tensor in tensors:
+            if tensor.is_complex() or (found in _BITWISE and tensor.is_floating_point()):
+                kind = "integers" if found in _BITWISE else "real numbers"
+                raise ConfigError("op", f"SUM or AVG, as {found.upper()} takes {kind}", tensor.dtype)
     return found
 
 

@@ -17,14 +17,17 @@ from collections.abc import Sequence
 from argosy.errors import JobFailed, TaskLost, WaitTimeout
 from argosy.events import say_waiting
 
-# The first line of a rank: what it posts. The second: what concerns all of its chunks.
+# The first line of a rank: what it posts, and the call that it makes. The second: what concerns all chunks.
 ENTERED, REDUCED, PUBLISHED = 0, 1, 2
+_CALL = 4  # of two calls in turn: the next one begins while a slow rank still looks at this one
 _LEFT_AT, _FAILED, _WANTED_KIND, _WANTED = 8, 9, 10, 11
-_TEXT = 16  # the reason of a failure, 48 words of text
+_TEXT = 16  # the reason of a failure, or a call in words: 48 words of text
 WORDS = 64
+_TEXT_BYTES = 8 * (WORDS - _TEXT)
 # Why a rank has failed: by itself, or because another one did.
 _IS_CAUSE, _RELAYS = 1, 2
 _NEVER = 2**62
+_LATE = "is it still at work, or did it make fewer calls than this rank?"
 _NOTICE_EVERY = 5.0
 # A bell that was not heard, which should not happen, costs so many milliseconds and not the whole wait.
 _NAP = 100
@@ -53,7 +56,7 @@ class Board:
         self.size = len(names)
         self.posted = [0, 0, 0]
         self._words = words
-        self._names = names
+        self.names = names
         self._bells = list(bells)
         self._descriptors = [*bells, *lives]
         self._lives = {life: peer for peer, life in enumerate(lives) if peer != rank}
@@ -98,13 +101,20 @@ class Board:
         """This rank has failed: the others hear why."""
         if self._closed or self._words[self._mine + _FAILED] or self.has_left(self.rank):
             return
-        text = reason.encode()[: 8 * (WORDS - _TEXT) - 8]
-        begin = 8 * (self._mine + _TEXT)
-        raw = self._words.cast("B")
-        raw[begin : begin + len(text)] = text
+        self.write(reason)
         self._words[self._mine + _FAILED] = _RELAYS if self._heard else _IS_CAUSE
         for peer in self._peers:
             self._wake(peer)
+
+    def sign(self, turn: int, word: int) -> None:
+        """Show which call this rank makes, before it enters the first chunk of it."""
+        self._words[self._mine + _CALL + turn % 2] = word
+
+    def write(self, text: str) -> None:
+        """Show a text to the others, in place of the last one."""
+        begin = 8 * (self._mine + _TEXT)
+        text_bytes = text.encode()[:_TEXT_BYTES]
+        self._words.cast("B")[begin : begin + _TEXT_BYTES] = text_bytes.ljust(_TEXT_BYTES, b"\0")
 
     def _ring(self) -> None:
         """Wake those who sleep until what has just come true."""
@@ -129,6 +139,20 @@ class Board:
     def present(self, number: int) -> list[int]:
         """The ranks that take part in the chunk of that number, counted from 1; all of them agree."""
         return [rank for rank, line in enumerate(self._lines) if self._words[line + _LEFT_AT] >= number]
+
+    def agree(self, turn: int, word: int) -> bool:
+        """Whether all ranks make that call, once all have entered its first chunk."""
+        words, place = self._words, _CALL + turn % 2
+        for line in self._lines:  # noqa: SIM110  (a generator takes twice as long)
+            if words[line + place] != word:
+                return False
+        return True
+
+    def read(self, rank: int) -> str:
+        """The text that a rank shows."""
+        begin = 8 * (self._lines[rank] + _TEXT)
+        raw = bytes(self._words.cast("B")[begin : begin + _TEXT_BYTES])
+        return raw.rstrip(b"\0").decode(errors="replace")
 
     def reached(self, kind: int, number: int) -> bool:
         """Whether every rank that takes part has come so far."""
@@ -170,13 +194,15 @@ class Board:
                     continue
                 self._check(ready)
                 if gone:
-                    raise TaskLost(self._names[missing], "it has left the ring, which waits for it")
+                    raise TaskLost(self.names[missing], "it has left the ring, which waits for it")
                 now = time.monotonic()
                 if now > notice:
                     notice = now + _NOTICE_EVERY
-                    say_waiting(self._names[missing], now - began)
+                    say_waiting(self.names[missing], now - began)
                 if now - began > self._timeout:
-                    raise WaitTimeout("the ring stands still", [self._names[missing]], now - began)
+                    raise WaitTimeout(
+                        "the ring stands still: timeout", [self.names[missing]], now - began, _LATE
+                    )
         finally:
             words[mine + _WANTED] = 0
 
@@ -188,18 +214,13 @@ class Board:
             peer = self._lives[descriptor]
             if not self.has_left(peer) and not self._words[self._lines[peer] + _FAILED]:
                 self._heard = True
-                raise TaskLost(self._names[peer], "its process has ended in the middle of the ring")
+                raise TaskLost(self.names[peer], "its process has ended in the middle of the ring")
             self._poll.unregister(descriptor)  # it ended as it should: there is no more to hear of it
         for what in (_IS_CAUSE, _RELAYS):
             for peer in self._peers:
                 if self._words[self._lines[peer] + _FAILED] == what:
                     self._heard = True
-                    raise JobFailed(self._names[peer], self._reason(peer))
-
-    def _reason(self, peer: int) -> str:
-        begin = 8 * (self._lines[peer] + _TEXT)
-        raw = bytes(self._words.cast("B")[begin : begin + 8 * (WORDS - _TEXT)])
-        return raw.rstrip(b"\0").decode(errors="replace")
+                    raise JobFailed(self.names[peer], self.read(peer))
 
     def close(self) -> None:
         """Let go of bells and lives."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from argosy.ring.agreement import Agreement, Call, call
 from argosy.ring.board import ENTERED, REDUCED
 from argosy.ring.meeting import Host
 from argosy.ring.schedule import chunks, home_of, homes, others, slices, slots, stages
@@ -46,6 +47,16 @@ class HostRing:
         self._areas: dict[torch.dtype, list[list[torch.Tensor]]] = {}
         self._slots = slots(self.size)
         self._next = 0  # the slot of the next chunk
+        self._agreement = Agreement(host.board)
+
+    @property
+    def turns(self) -> int:
+        """How many calls this rank has begun, refused ones too."""
+        return self._agreement.turns
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Have the others' next call fail, as this rank cannot make it."""
+        self._agreement.refuse(name, reason)
 
     def close(self) -> None:
         """Say farewell."""
@@ -57,22 +68,25 @@ class HostRing:
         """For each slot: the chunk of each rank."""
         if dtype not in self._areas:
             begins, count = self._host.begins, _WHOLE_BYTES
-            typed = [
-                [
-                    self._bytes[place : place + count].view(dtype)
-                    for place in range(
-                        begins + slot * slot_bytes(self.size),
-                        begins + (slot + 1) * slot_bytes(self.size),
-                        count,
-                    )
+            # A view made in inference mode could not be written to outside of it.
+            with torch.inference_mode(False):
+                typed = [
+                    [
+                        self._bytes[place : place + count].view(dtype)
+                        for place in range(
+                            begins + slot * slot_bytes(self.size),
+                            begins + (slot + 1) * slot_bytes(self.size),
+                            count,
+                        )
+                    ]
+                    for slot in range(self._slots)
                 ]
-                for slot in range(self._slots)
-            ]
             self._areas[dtype] = typed
         return self._areas[dtype]
 
     def _walk(
         self,
+        made: Call,
         count: int,
         enter: Callable[[int, int], None] | None,
         reduce: Callable[[int, int], None] | None,
@@ -80,6 +94,7 @@ class HostRing:
     ) -> None:
         """Take `count` chunks through the slots; each function gets a chunk's number and its slot."""
         board = self._board
+        self._agreement.begin(made)
         base = board.posted[ENTERED]
         for stage in stages(count):
             number = base + stage.chunk + 1
@@ -90,6 +105,8 @@ class HostRing:
                 board.post(ENTERED)
             elif stage.phase == "reduce":
                 board.wait(ENTERED, number)
+                if stage.chunk == 0:
+                    self._agreement.check()
                 if reduce is not None:
                     reduce(stage.chunk, slot)
                 board.post(REDUCED)
@@ -101,12 +118,16 @@ class HostRing:
             self._next = (self._next + count) % self._slots
 
     # --- collectives --------------------------------------------------------------------------------------
-    def all_reduce(self, flat: torch.Tensor, operation: Operation, divisor: int, keep: bool = True) -> None:
-        """`flat`, contiguous, becomes all ranks' combined; where `keep` is not, it stays as it is."""
+    def all_reduce(
+        self, flat: torch.Tensor, operation: Operation, divisor: int, root: int | None = None
+    ) -> None:
+        """`flat`, contiguous, becomes all ranks' combined; with a root, in that rank only."""
+        keep = root is None or root == self.rank
+        name = "all_reduce" if root is None else "reduce"
         places = self._places(flat.dtype)
         itemsize = flat.element_size()
         whole = flat.numel() * itemsize <= _WHOLE_BYTES
-        pieces = chunks(flat.numel(), (_WHOLE_BYTES if whole else CHUNK_BYTES) // itemsize)
+        pieces = _pieces(flat.numel(), (_WHOLE_BYTES if whole else CHUNK_BYTES) // itemsize)
 
         def own(chunk: int) -> tuple[int, int]:
             begin, end = pieces[chunk]
@@ -138,12 +159,13 @@ class HostRing:
                 for left, right in others(whole, own(chunk)):
                     flat[begin + left : begin + right].copy_(places[slot][home][left:right])
 
-        self._walk(len(pieces), enter, reduce, leave)
+        made = call(name, flat.dtype, flat.numel(), operation, root)
+        self._walk(made, len(pieces), enter, reduce, leave)
 
-    def broadcast(self, flat: torch.Tensor, root: int) -> None:
+    def broadcast(self, flat: torch.Tensor, root: int, name: str = "broadcast") -> None:
         """`flat` becomes the root's."""
         places = self._places(flat.dtype)
-        pieces = chunks(flat.numel(), CHUNK_BYTES // flat.element_size())
+        pieces = _pieces(flat.numel(), CHUNK_BYTES // flat.element_size())
 
         def enter(chunk: int, slot: int) -> None:
             if self.rank == root:
@@ -155,12 +177,14 @@ class HostRing:
                 begin, end = pieces[chunk]
                 flat[begin:end].copy_(places[slot][root][: end - begin])
 
-        self._walk(len(pieces), enter, reduce, None)
+        self._walk(call(name, flat.dtype, flat.numel(), root=root), len(pieces), enter, reduce, None)
 
-    def all_gather(self, outputs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    def all_gather(
+        self, outputs: Sequence[torch.Tensor], flat: torch.Tensor, name: str = "all_gather"
+    ) -> None:
         """`outputs[r]` becomes the rank r's `flat`; all of one size."""
         places = self._places(flat.dtype)
-        pieces = chunks(flat.numel(), CHUNK_BYTES // flat.element_size())
+        pieces = _pieces(flat.numel(), CHUNK_BYTES // flat.element_size())
 
         def enter(chunk: int, slot: int) -> None:
             begin, end = pieces[chunk]
@@ -171,38 +195,43 @@ class HostRing:
             for output, place in zip(outputs, places[slot], strict=False):
                 output[begin:end].copy_(place[: end - begin])
 
-        self._walk(len(pieces), enter, reduce, None)
+        self._walk(call(name, flat.dtype, flat.numel()), len(pieces), enter, reduce, None)
 
     def reduce_scatter(
         self, out: torch.Tensor, inputs: Sequence[torch.Tensor], operation: Operation, divisor: int
     ) -> None:
-        """`out` becomes what all ranks have given as input for this rank, combined."""
+        """`out` becomes what all ranks have given as input for this rank, combined; sizes may differ."""
         places = self._places(out.dtype)
-        itemsize = out.element_size()
-        room = CHUNK_BYTES // itemsize // self.size // _LINE * _LINE
-        pieces = chunks(out.numel(), max(1, room))
+        sizes = tuple(each.numel() for each in inputs)
+        room, pieces = self._shares(max(sizes), out.element_size())
 
         def enter(chunk: int, slot: int) -> None:
             begin, end = pieces[chunk]
             mine = places[slot][self.rank]
             for rank, given in enumerate(inputs):
+                part = given[begin:end]
                 if rank != self.rank:
-                    mine[rank * room : rank * room + end - begin].copy_(given[begin:end])
+                    mine[rank * room : rank * room + part.numel()].copy_(part)
 
         def reduce(chunk: int, slot: int) -> None:
             begin, end = pieces[chunk]
+            into = out[begin:end]
+            if not into.numel():
+                return
             left = self.rank * room
-            parts = [place[left : left + end - begin] for place in places[slot][: self.size]]
+            parts = [place[left : left + into.numel()] for place in places[slot][: self.size]]
             parts[self.rank] = inputs[self.rank][begin:end]
-            combine(out[begin:end], parts, operation, divisor)
+            combine(into, parts, operation, divisor)
 
-        self._walk(len(pieces), enter, reduce, None)
+        made = call("reduce_scatter", out.dtype, sizes, operation)
+        self._walk(made, len(pieces), enter, reduce, None)
 
-    def exchange(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], most: int) -> None:
+    def exchange(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], most: int, made: Call
+    ) -> None:
         """`outputs[r]` becomes what rank r has given as input for this one; `most`: the largest of all."""
         places = self._places(outputs[0].dtype)
-        room = CHUNK_BYTES // outputs[0].element_size() // self.size // _LINE * _LINE
-        pieces = chunks(most, max(1, room))
+        room, pieces = self._shares(most, outputs[0].element_size())
 
         def enter(chunk: int, slot: int) -> None:
             begin, end = pieces[chunk]
@@ -222,10 +251,22 @@ class HostRing:
                 elif part.numel():
                     part.copy_(places[slot][rank][left : left + part.numel()])
 
-        self._walk(len(pieces), enter, reduce, None)
+        self._walk(made, len(pieces), enter, reduce, None)
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
+    def _shares(self, most: int, itemsize: int) -> tuple[int, Sequence[tuple[int, int]]]:
+        """A chunk with a part for every rank: the elements of a part, and the pieces of the largest."""
+        room = max(1, CHUNK_BYTES // itemsize // self.size // _LINE * _LINE)
+        return room, _pieces(most, room)
+
+    def agree(self, made: Call) -> None:
+        """Wait until every rank makes this call, which moves nothing."""
+        self._agreement.begin(made)
         self._board.wait(ENTERED, self._board.post(ENTERED))
+        self._agreement.check()
         self._board.post(REDUCED)
         self._next = 0  # all have done with whatever came before
+
+
+def _pieces(count: int, most: int) -> Sequence[tuple[int, int]]:
+    """At least one, if only an empty one: what is not there must agree as well."""
+    return chunks(count, most) or ((0, 0),)

@@ -11,20 +11,34 @@ from argosy.errors import ConfigError
 
 
 class Flat:
-    """A tensor as a flat one; what becomes of that goes back into a tensor that is not contiguous."""
+    """A tensor as a flat one; what becomes of that goes back into a tensor that is not contiguous.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type != "cpu" or tensor.is_sparse:
+    `written`: whether something becomes of it at all, else it is only read.
+    """
+
+    def __init__(self, tensor: torch.Tensor, written: bool = True) -> None:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise ConfigError("tensor", "a dense one on the CPU", f"{tensor.layout} on {tensor.device}")
         self._tensor = tensor.detach()
-        self._flat = flat_of(self._tensor)
+        self._whole = self._tensor.contiguous()
+        self._flat = flat_of(self._whole)
+        self._goes_back = written and self._whole is not self._tensor
+        if self._goes_back and _overlaps(self._tensor):
+            raise ConfigError(
+                "tensor", "memory of its own for every element", "an expanded one", "clone() it first"
+            )
 
     def __enter__(self) -> torch.Tensor:
         return self._flat
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None and not self._tensor.is_contiguous():
-            self._tensor.copy_(self._flat.view(self._tensor.shape))
+        if kind is None and self._goes_back:
+            self._tensor.copy_(self._whole)
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    places = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in places)
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -36,8 +50,8 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor:
 class Flats:
     """The same for many."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._each = [Flat(tensor) for tensor in tensors]
+    def __init__(self, tensors: Sequence[torch.Tensor], written: bool = True) -> None:
+        self._each = [Flat(tensor, written) for tensor in tensors]
         self._stack = ExitStack()
 
     def __enter__(self) -> list[torch.Tensor]:
@@ -59,3 +73,16 @@ def split_by(flat: torch.Tensor, whole: torch.Tensor, sizes: Sequence[int], rank
         raise ConfigError("split sizes", f"{ranks} that make up {len(whole)}", list(sizes))
     width = flat.numel() // rows if rows else 0
     return list(flat.split([size * width for size in sizes]))
+
+
+def alike(
+    what: str, tensors: Sequence[torch.Tensor], model: torch.Tensor, ranks: int, sizes: bool = True
+) -> None:
+    """Refuse tensors that are not one for each rank, of the model's dtype and, unless told, of its size."""
+    if len(tensors) != ranks:
+        raise ConfigError(what, f"{ranks} tensors, one for each rank", len(tensors))
+    for tensor in tensors:
+        if tensor.dtype != model.dtype:
+            raise ConfigError(what, f"tensors of {model.dtype}", tensor.dtype)
+        if sizes and tensor.numel() != model.numel():
+            raise ConfigError(what, f"tensors of {model.numel()} elements", tensor.numel())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -32,6 +33,7 @@ _REDUCE: dict[Operation, Any] = {
 # A worker that fails tells why, but its connections may end before that, in seconds.
 _TIME_TO_TELL = 1.0
 _LOOK_AGAIN = 0.05
+_TOLD = struct.Struct("q256s")
 
 
 def require_insecure(company: Company, insecure: bool) -> None:
@@ -127,9 +129,18 @@ class Leaders:
         """The tensor of one host's leader, to all."""
         self._run(lambda: self._tensors.broadcast(tensor, host).wait())
 
-    def barrier(self) -> None:
-        """Wait for all hosts."""
-        self._run(lambda: self._tensors.barrier().wait())
+    def tell(self, word: int, text: str) -> Callable[[], list[tuple[int, str]]]:
+        """Tell all hosts a number and a text, cut to what fits; what each has told is the answer's result."""
+        mine = torch.frombuffer(bytearray(_TOLD.pack(word, text.encode())), dtype=torch.uint8)
+        told = [torch.empty_like(mine) for _ in self._names]
+        work = self._notes.allgather([told], [mine])
+
+        def hear() -> list[tuple[int, str]]:
+            self._run(work.wait)
+            found = (_TOLD.unpack(bytes(each.tolist())) for each in told)
+            return [(number, raw.rstrip(b"\0").decode(errors="replace")) for number, raw in found]
+
+        return hear
 
     def close(self) -> None:
         """End the groups' threads, while there is still somebody to wait for them."""

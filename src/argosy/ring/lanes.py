@@ -31,11 +31,11 @@ class Lanes:
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Any:
         """A torch Work."""
-        return self._lane(self._member.rank, to, tag).move(tensors)
+        return self._lane(self._member.rank, to, tag).move("send", tensors)
 
     def receive(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Any:
         """A torch Work."""
-        return self._lane(source, self._member.rank, tag).move(tensors)
+        return self._lane(source, self._member.rank, tag).move("recv", tensors)
 
     def _lane(self, source: int, to: int, tag: int) -> _Lane:
         key = (source, to, tag)
@@ -60,17 +60,39 @@ class _Lane:
         self._store = store
         self._member = member
         self._pair: RingGroup | None = None
-        self._runner = Runner()
+        self._made = 0
+        self._runner = Runner(self, (member.names[1 - member.rank],))
 
-    def move(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def move(self, name: str, tensors: Sequence[torch.Tensor]) -> Any:
         def work() -> None:
-            if self._pair is None:  # in the lane's thread: the other one may come much later
-                self._pair = RingGroup(self._store, self._member, quiet=True)
-            with Flats(tensors) as flat:
+            with Flats(tensors, written=self._member.rank == 1) as flat:
+                pair = self._meet()
                 for each in flat:
-                    self._pair.broadcast(each, 0)
+                    pair.broadcast(each, 0, "send and recv")
 
-        return self._runner.run(work, list(tensors), None)
+        return self._runner.run(name, work, list(tensors), None)
+
+    def _meet(self) -> RingGroup:
+        """In the lane's thread: the other rank may come much later."""
+        if self._pair is None:
+            self._made += 1
+            self._pair = RingGroup(self._store, self._member, quiet=True)
+        return self._pair
+
+    # --- as the runner asks -------------------------------------------------------------------------------
+    @property
+    def turns(self) -> int:
+        """How much was begun."""
+        return self._made + (0 if self._pair is None else self._pair.turns)
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Have what the other rank sends or receives next fail."""
+        self._meet().refuse(name, reason)
+
+    def fail(self, reason: str) -> None:
+        """Tell the other rank, if it was ever met."""
+        if self._pair is not None:
+            self._pair.fail(reason)
 
     def close(self) -> None:
         # What nobody ever receives must not hold up the end.

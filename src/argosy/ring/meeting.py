@@ -75,7 +75,10 @@ class Mailbox:
             try:
                 self._store.wait([key], timedelta(seconds=patience))
                 return bytes(self._store.get(key))
-            except dist.DistStoreError:
+            except RuntimeError as error:
+                # Not every store has a class of its own for this.
+                if not isinstance(error, dist.DistStoreError) and "timeout" not in str(error).lower():
+                    raise self._lost(error) from None
                 passed = time.monotonic() - began
                 if passed >= self._timeout:
                     raise WaitTimeout("the ring is not complete", [self._names[of]], passed) from None
@@ -83,8 +86,6 @@ class Mailbox:
                 if passed >= notice:
                     notice += _NOTICE_EVERY
                     say_waiting(self._names[of], passed)
-            except RuntimeError as error:
-                raise self._lost(error) from None
 
     def _guard(self, action: Callable[[], object]) -> None:
         try:
@@ -155,7 +156,7 @@ def share(
             everything = _hand_out(mailbox, company, (memory, bell, life), names, timeout)
             everything = [os.dup(memory), *everything]
         else:
-            everything = _fetch(mailbox, company, (bell, life), timeout)
+            everything = _fetch(mailbox, company, (bell, life), names, timeout)
             region = Region.open(everything[0])
     os.close(everything[0])
     count = len(ranks)
@@ -207,22 +208,27 @@ def _hand_out(
     return everything
 
 
-def _fetch(mailbox: Mailbox, company: Company, own: tuple[int, int], timeout: float) -> list[int]:
+def _fetch(
+    mailbox: Mailbox, company: Company, own: tuple[int, int], names: Sequence[str], timeout: float
+) -> list[int]:
     """Everybody else's part."""
     leader = company.mine[0]
     name = mailbox.get(f"lane/{leader}", leader).decode(errors="replace")
     count = 2 * len(company.mine) + 1
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout)
-        connection.connect(f"\0{name}")
+        try:
+            connection.connect(f"\0{name}")
+        except ConnectionRefusedError:
+            raise TaskLost(names[leader], "it has given up waiting for the ring to be complete") from None
         if not _is_ours(connection):
-            raise TaskLost("the ring's leader", "somebody else answers in its place")
+            raise TaskLost(names[leader], "somebody else answers in its place")
         socket.send_fds(connection, [_HELLO.pack(company.rank)], list(own))
         _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
     if len(descriptors) != count:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise TaskLost("the ring's leader", "it hung up while the ring was made")
+        raise TaskLost(names[leader], "it hung up while the ring was made")
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     return descriptors

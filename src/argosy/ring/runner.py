@@ -1,62 +1,101 @@
-"""How collectives are run, in the order of the calls: in the caller's thread, or in one of the group's."""
+"""How collectives are run, in the order of the calls: in the caller's thread, or in one of the group's.
+
+An error before a call has begun is told to the other ranks, whose call fails too, and the next one is in step
+again. An error in the middle ends the group: whatever is called on it later fails with the same error.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _distributed_c10d
 from torch.futures import Future
 
+from argosy.ring.agreement import Disagreement
+from argosy.ring.work import RingWork
+
 _work_of: Callable[[Any], Any] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
+# In this mode tensors can be written to, whichever mode they were made in. The public way takes 3 us longer.
+_writing: Callable[[bool], Any] = getattr(torch._C, "_InferenceMode")  # noqa: B009
+
+
+class Told(Protocol):
+    """Who tells the other ranks of an error."""
+
+    @property
+    def turns(self) -> int:
+        """How many calls were begun."""
+
+    def refuse(self, name: str, reason: str) -> None:
+        """This rank cannot make the call that comes next."""
+
+    def fail(self, reason: str) -> None:
+        """This rank has failed in the middle of a call."""
 
 
 class Runner:
     """Runs collectives in order: here, or in a thread that is started when it is first needed."""
 
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callable[[], None], Any, Any] | None] = queue.SimpleQueue()
+    def __init__(self, told: Told, others: tuple[str, ...]) -> None:
+        self._told = told
+        self._others = others
+        self._queue: queue.SimpleQueue[tuple[Callable[[], None], RingWork, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending = 0
+        self._broken: BaseException | None = None
         done: Any = Future()
         done.set_result([])
         self._done = _work_of(done)  # of everything that was done when the call came back
         self._lock = threading.Lock()
 
-    def run(self, work: Callable[[], None], result: Any, opts: Any) -> Any:
+    def run(self, name: str, work: Callable[[], None], result: Any, opts: Any) -> Any:
         """A torch Work for it."""
         if self._pending or getattr(opts, "asyncOp", True):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="argosy-ring", daemon=True)
                 self._thread.start()
-            future: Any = Future()
+            promise = RingWork(name, self._others, self._lock)
             with self._lock:
                 self._pending += 1
-            self._queue.put((work, future, result))
-            return _work_of(future)
-        with torch.no_grad():
-            work()
+            self._queue.put((work, promise, result))
+            return promise
+        self._do(name, work)
         return self._done
 
+    def _do(self, name: str, work: Callable[[], None]) -> None:
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
+        before = self._told.turns
+        try:
+            with _writing(True):
+                work()
+        except Disagreement:
+            raise
+        except BaseException as error:
+            if self._told.turns == before and isinstance(error, Exception):
+                self._told.refuse(name, str(error))
+            else:
+                self._broken = error
+                self._told.fail(f"{type(error).__name__}: {error}")
+            raise
+
     def _loop(self) -> None:
-        torch.set_grad_enabled(False)
         while (item := self._queue.get()) is not None:
-            work, future, result = item
+            work, promise, result = item
             error = None
             try:
-                work()
+                self._do(promise.name, work)
             except Exception as raised:  # goes to whoever waits for the work
                 error = raised
             with self._lock:
                 self._pending -= 1
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-            del item, work, future, result, error
+                promise.finished = True
+            promise.finish(result, error)
+            del item, work, promise, result, error
 
     def close(self, patience: float | None = None) -> bool:
         """Let what was asked for end, and the thread with it, in so many seconds; whether it did."""
