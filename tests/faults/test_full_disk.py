@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_a_final_state_that_is_not_saved_is_an_error_and_said_last(
     again = jobs.start("again", [*command, 9], TESTS=TESTS)
     assert again.wait() == 0, str(again)
     assert "goes on from step 4" in again.err, str(again)
+
+
+def test_ctrl_c_says_last_that_nothing_was_saved(jobs: Jobs, small_disk: Path) -> None:
+    text = TRAIN.replace("        session.log(", "        time.sleep(0.01)\n        session.log(")
+    script = jobs.script(text.replace("import os,", "import os, time,"))
+    command = [*words("sync", jobs.folder / "logs"), script, small_disk / "runs", 10**6]
+    task = jobs.start("launcher", command, TESTS=TESTS, FILL="yes")
+    task.until("CANNOT SAVE step")
+    task.process.send_signal(signal.SIGINT)
+    assert task.wait() == 130, str(task)
+    last = task.err.rstrip().splitlines()[-1]
+    assert last.startswith("argosy: /job:ps/task:0: the final state, of step "), str(task)
+    assert "there is no checkpoint; make room" in last, str(task)
 
 
 SUMMARIES = """
