@@ -16,7 +16,8 @@ from argosy.ring import meeting
 from argosy.ring.buckets import Item, fill
 from argosy.ring.group import Membership
 from argosy.ring.member import RingMember
-from argosy.ring.rounds import Outcome, Rounds
+from argosy.ring.notes import Outcome, Says
+from argosy.ring.rounds import Rounds
 from threads import in_threads
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ def mean_of(member: RingMember, mine: Tensor, wire: torch.dtype | None) -> Tenso
         assert outcome.givers == member.group.size
         taken.append(rounds.result(bucket)[: mine.numel()].clone())
 
-    rounds.begin()
+    rounds.begin(Says.GIVES, 0)
     rounds.given(0)[: mine.numel()].copy_(mine)
     rounds.enter()
     rounds.finish(take)
