@@ -5,6 +5,7 @@ Pure planning, called by `launch.local`: environments come in, environments go o
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import sys
@@ -142,7 +143,7 @@ def _no_script(script: Path) -> str | None:
         if script.suffix == ".py":  # else an archive, or compiled: the interpreter knows what to do
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the tasks will show them
-                compile(source, script, "exec", dont_inherit=True)
+                ast.parse(source, str(script))
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except (SyntaxError, ValueError) as error:
