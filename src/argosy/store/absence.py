@@ -63,7 +63,7 @@ class Absence:
             return
         if self._coordinator is None:
             raise failure
-        self._coordinator.fail(Task.parse(failure.task), failure.reason)
+        self._coordinator.fail(Task.parse(failure.task.partition(" ")[0]), failure.reason)
 
     def _missing(self) -> list[Task]:
         servers = self._links.missing()
