@@ -53,8 +53,8 @@ def test_those_who_wait_are_told_and_end_by_themselves(
     assert task.wait() == 1, str(task)
     name = f"/job:{fails[:-1]}/task:{fails[-1]}"
     for other in others:
-        heard = rf"\[/job:{other}\] argosy: error: the job was ended by {name}( at \S+)?: it failed with exit code 1"
-        assert re.search(heard, task.err), str(task)
+        says = rf"\[/job:{other}\] argosy: error: the job was ended by {name}( at \S+)?: "
+        assert re.search(f"{says}it failed with exit code 1", task.err), str(task)
     assert "still running" not in task.err, str(task)
     assert f"{name} failed with exit code 1" in task.err, str(task)
     assert task.err.rstrip().splitlines()[-1] == "ValueError: no such data", str(task)
