@@ -15,6 +15,7 @@ import torch
 from torch._C import _distributed_c10d
 from torch.futures import Future
 
+from argosy.errors import ArgosyError
 from argosy.ring.agreement import Disagreement
 from argosy.ring.work import RingWork
 
@@ -46,7 +47,8 @@ class Runner:
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], RingWork, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pending = 0
-        self._broken: BaseException | None = None
+        self._before = 0  # the turns when the last call was begun
+        self._broken: Exception | None = None
         done: Any = Future()
         done.set_result([])
         self._done = _work_of(done)  # of everything that was done when the call came back
@@ -63,39 +65,57 @@ class Runner:
                 self._pending += 1
             self._queue.put((work, promise, result))
             return promise
-        self._do(name, work)
+        error = self._attempt(work)
+        if error is not None:
+            self._tell(name, error)
+            raise error
         return self._done
 
-    def _do(self, name: str, work: Callable[[], None]) -> None:
+    def _attempt(self, work: Callable[[], None]) -> BaseException | None:
+        """What went wrong, if something did."""
         if self._broken is not None:
-            raise self._broken.with_traceback(None)
-        before = self._told.turns
+            return self._broken.with_traceback(None)
+        self._before = self._told.turns
         try:
             with _writing(True):
                 work()
-        except Disagreement:
-            raise
         except BaseException as error:
-            if self._told.turns == before and isinstance(error, Exception):
+            return error
+        return None
+
+    def _tell(self, name: str, error: BaseException) -> None:
+        """The other ranks hear of an error of this one."""
+        if error is self._broken or isinstance(error, Disagreement):
+            return  # they know
+        try:
+            if self._told.turns == self._before and isinstance(error, Exception):
                 self._told.refuse(name, str(error))
-            else:
-                self._broken = error
-                self._told.fail(f"{type(error).__name__}: {error}")
-            raise
+                return
+            self._told.fail(f"{type(error).__name__}: {error}")
+        except Exception as failure:  # they cannot be told
+            error = failure
+        interrupted = (
+            f"{name} was interrupted ({type(error).__name__}): this group cannot be used any further"
+        )
+        self._broken = error if isinstance(error, Exception) else ArgosyError(interrupted)
 
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
             work, promise, result = item
-            error = None
-            try:
-                self._do(promise.name, work)
-            except Exception as raised:  # goes to whoever waits for the work
-                error = raised
-            with self._lock:
-                self._pending -= 1
-                promise.finished = True
-            promise.finish(result, error)
+            error = self._attempt(work)
+            if error is None:
+                self._count_down()
+                promise.finish(result, None)
+            else:
+                # Whoever waits for it hears first: to tell the others may take a while.
+                promise.finish(None, error)
+                self._tell(promise.name, error)
+                self._count_down()
             del item, work, promise, result, error
+
+    def _count_down(self) -> None:
+        with self._lock:
+            self._pending -= 1
 
     def close(self, patience: float | None = None) -> bool:
         """Let what was asked for end, and the thread with it, in so many seconds; whether it did."""

@@ -1,12 +1,13 @@
 """What an asynchronous call gives back: a Work whose `wait()` raises, and a future that fails.
 
 A `torch.futures.Future` keeps an exception as a value that only Python understands. C++ code, such as that of
-DistributedDataParallel, needs an error of the future itself: a callback that raises makes one of it.
+DistributedDataParallel, needs an error of the future itself: a callback that raises makes one of it. The
+exception stays here, as a cycle through a future could not be collected.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import timedelta
 from threading import Event, Lock
 from typing import Any, NamedTuple
@@ -46,10 +47,6 @@ class Modes(NamedTuple):
         return stack
 
 
-def _raise(error: Exception) -> None:
-    raise error
-
-
 class RingWork(dist.Work):
     """One call that a thread of the group runs; `name` and `others` are for messages.
 
@@ -58,8 +55,8 @@ class RingWork(dist.Work):
 
     _for_all: Any = None  # the future for C++ too
     _modes: Modes | None = None
-    _error: Exception | None = None
-    finished = False  # set with the lock held, just before `finish`
+    _error: BaseException | None = None
+    _finished = False
 
     def __init__(self, name: str, others: tuple[str, ...], lock: Lock) -> None:
         super().__init__()
@@ -69,26 +66,21 @@ class RingWork(dist.Work):
         self._future: Any = torch._C.Future([])  # what torch.futures.Future wraps in Python
 
     # --- the group's side ---------------------------------------------------------------------------------
-    def finish(self, result: Any, error: Exception | None) -> None:
+    def finish(self, result: Any, error: BaseException | None) -> None:
         """It is done, or has failed; what waits for it goes on, and its callbacks run here."""
         self._error = error
+        with self._lock:
+            self._finished = True
         if self._modes is None:
-            self._complete(result, error)
-        else:
-            with self._modes.enter():
-                self._complete(result, error)
-
-    def _complete(self, result: Any, error: Exception | None) -> None:
-        if error is None:
             self._future.set_result(result)
         else:
-            self._future._set_unwrap_func(_raise)
-            self._future.set_result(error)
+            with self._modes.enter():
+                self._future.set_result(result)
 
     # --- the caller's side --------------------------------------------------------------------------------
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until it is done; raises what went wrong."""
-        if timeout:
+        if timeout is not None and timeout > timedelta(0):  # C++ says 0 or less for as long as it takes
             done = Event()
             self._future.add_done_callback(lambda _: done.set())
             if not done.wait(timeout.total_seconds()):
@@ -97,6 +89,8 @@ class RingWork(dist.Work):
                     what, self._others, timeout.total_seconds(), "at least one of these is late"
                 )
         self._future.wait()
+        if self._error is not None:
+            raise self._error
         return True
 
     def synchronize(self) -> None:
@@ -107,12 +101,11 @@ class RingWork(dist.Work):
         """A future of the tensors, which fails if the call does. Its callbacks run in this thread's modes."""
         with self._lock:
             if self._for_all is None:
-                if self.finished:  # it may not be complete yet, but is about to be: callbacks will run here
-                    with suppress(Exception):
-                        self._future.wait()
+                if self._finished:  # it may not be complete yet, but is about to be: callbacks will run here
+                    self._future.wait()
                 else:
                     self._modes = Modes.here()
-                self._for_all = self._future.then(lambda done: done.value())
+                self._for_all = self._future.then(lambda _: self.result())
             return self._for_all
 
     def is_completed(self) -> bool:
@@ -123,10 +116,11 @@ class RingWork(dist.Work):
         """Whether it is done and has not failed."""
         return self.is_completed() and self._error is None
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         """What went wrong, if something did."""
         return self._error
 
     def result(self) -> Any:
         """The tensors, once it is done."""
-        return self._future.wait()
+        self.wait()
+        return self._future.value()
