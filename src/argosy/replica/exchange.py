@@ -6,7 +6,7 @@ One exchange a way of working: servers, the ring, alone. Switching is one argume
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -15,6 +15,7 @@ from torch import nn
 
 from argosy.modes import BufferRule
 from argosy.replica.hyperparameters import take_groups
+from argosy.replica.loads import Loads
 from argosy.replica.turn import Turn
 from argosy.update.decisions import Status
 
@@ -75,6 +76,8 @@ class Training:
     hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
     # What was logged, and at which step, when the servers should hear of it.
     numbers: Callable[[], tuple[dict[str, float], int]] = lambda: NOTHING_LOGGED
+    batches: Callable[[], int] = int  # with a gradient: a checksum of the first batches, once
+    loads: Loads = field(default_factory=Loads)  # what the script loads into the model meanwhile
 
 
 class Exchange(Protocol):

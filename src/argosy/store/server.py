@@ -269,8 +269,7 @@ class ParameterServer:
             push = Push(
                 worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
             )
-            if header.numbers:
-                self._coordinator.tally.log(worker, header.numbers, header.logged)
+            self._coordinator.hear(worker, header)
             if header.shared:
                 plain = header
                 if header.buffers or header.numbers:

@@ -173,7 +173,8 @@ class PushRequest(_Header, frozen=True, tag="push"):
     the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
     of the blocks that were sent ahead, and have no frame here. `wishes`: "save" the state soon, "stop" the
     job, answer with the "average" or with the optimizer's "slots" in place of the values; "last": I bring
-    nothing more. `numbers`: what it logged, rarely, and `logged`: at which step.
+    nothing more. `numbers`: what it logged, rarely, and `logged`: at which step. `batches`: a checksum of its
+    first batches, once.
     """
 
     seq: Count
@@ -188,6 +189,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     wishes: Wishes = ()
     numbers: Numbers = {}
     logged: Count = 0
+    batches: Count = 0
 
 
 class OwnState(_Header, frozen=True, tag="state"):
