@@ -135,6 +135,24 @@ def test_parameters_that_the_optimizer_lacks(
     assert all(note in line and "0.weight" in line for line in said)
 
 
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_a_first_step_without_any_gradient_is_told_once(
+    rebuilt: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program(replica: Replica) -> None:
+        model = nn.Linear(2, 2)
+        optimizer = replica.distribute(sgd(model))
+        model = nn.Linear(2, 2) if rebuilt else model
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    LocalCluster(1, 2, Async()).run(program)
+    said = [line for line in capsys.readouterr().err.splitlines() if "has a gradient" in line]
+    assert len(said) == rebuilt
+    assert all("test_calls.py:" in line for line in said)
+
+
 # --- two optimizers where each replica has its own --------------------------------------------------------
 def train_two(
     models: list[nn.Module], optimizers: list[torch.optim.Optimizer], loss: Callable[[nn.Module, int], Tensor]

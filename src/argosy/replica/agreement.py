@@ -28,6 +28,7 @@ class _Told(msgspec.Struct):
     step: int
     ends: bool
     factor: float
+    loaded: int
     groups: list[dict[str, Any]]
 
 
@@ -47,6 +48,7 @@ class Agreement:
         self._read = itemgetter(*self._keys) if self._keys else lambda group: ()
         self._seen: list[Any] = []
         self._factor = 1.0
+        self._loaded = 0
         self._checksum: int = 0
         self._step = 0
         self._ends = False
@@ -57,12 +59,19 @@ class Agreement:
             self._factor = factor
             self._seen = []
 
+    def loaded(self, digest: int) -> None:
+        """The script has loaded these values into the model."""
+        self._loaded = digest
+        self._seen = []
+
     def mark(self, step: int, ends: bool) -> int:
         """Of a round that begins a step, or ends one that others have skipped."""
         seen = [self._read(group) for group in self._optimizer.param_groups]
         if not self._seen or seen != self._seen:
             groups = self._groups()
-            self._checksum = zlib.crc32(msgspec.msgpack.encode((groups, self._factor))) % 2**_BITS
+            self._checksum = (
+                zlib.crc32(msgspec.msgpack.encode((groups, self._factor, self._loaded))) % 2**_BITS
+            )
             # A tensor or a list may change and stay the same object: then there is nothing to compare with.
             raw = (group[key] for group in self._optimizer.param_groups for key in self._keys)
             self._seen = [] if any(isinstance(value, torch.Tensor | list) for value in raw) else seen
@@ -88,7 +97,7 @@ class Agreement:
                 "others",
                 "set the same on every worker",
             )
-        mine = _Told(self._step, self._ends, self._factor, self._groups())
+        mine = _Told(self._step, self._ends, self._factor, self._loaded, self._groups())
         told = [msgspec.msgpack.decode(each, type=_Told) for each in self._meet(msgspec.msgpack.encode(mine))]
         raise _difference(first, told[outcome.odd[0]], other, told[outcome.odd[1]])
 
@@ -101,6 +110,13 @@ def _difference(first: str, one: _Told, other: str, two: _Told) -> ArgosyError:
         )
     if one.groups != two.groups:
         return disagreement("a step of the ring", first, one.groups, other, two.groups)
+    if one.loaded != two.loaded:
+        return ConfigError(
+            f"what {other} has loaded into the model in the ring",
+            f"the same as on {first}",
+            "other values",
+            "load the same on every worker",
+        )
     return ConfigError(
         f"factor of the last gradient of {other} in a step of the ring",
         f"{one.factor}, as on {first}",

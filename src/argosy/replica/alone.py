@@ -60,6 +60,7 @@ class AloneExchange:
         self.give_state()
         if self._last_step is not None and self._step >= self._last_step:
             return Verdict("dropped", self._step, stop=True)
+        self._training.loads.changed()  # refuses other parameters; other values are as good as these
         gradients = gradients_of(self._parameters())
         scale(gradients, turn.factor)
         clip(gradients, self._clip_norm)

@@ -6,7 +6,7 @@ One exchange a way of working: servers, the ring, alone. Switching is one argume
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -15,6 +15,7 @@ from torch import nn
 
 from argosy.modes import BufferRule
 from argosy.replica.hyperparameters import take_groups
+from argosy.replica.loads import Loads
 from argosy.replica.turn import Turn
 from argosy.update.decisions import Status
 
@@ -71,6 +72,8 @@ class Training:
     state: Callable[[], bytes] = bytes
     hyperparameters: Literal["checkpoint", "script"] = "checkpoint"
     numbers: Callable[[], dict[str, float]] = dict  # what was logged, when the servers should hear of it
+    batches: Callable[[], int] = int  # with a gradient: a checksum of the first batches, once
+    loads: Loads = field(default_factory=Loads)  # what the script loads into the model meanwhile
 
 
 class Exchange(Protocol):

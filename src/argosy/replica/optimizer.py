@@ -10,8 +10,11 @@ from typing import Any, Literal, Protocol
 import torch
 
 from argosy.errors import ConfigError
+from argosy.events import say
 from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
+from argosy.replica.statistics import keeps_statistics
 from argosy.replica.turn import Turn
+from argosy.script import calling_line
 
 
 class Watcher(Protocol):
@@ -31,7 +34,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # a replica that left out a synchronous step would hold up all the others.
     _step_supports_amp_scaling = True
 
-    def __init__(self, inner: torch.optim.Optimizer, exchange: Exchange) -> None:
+    def __init__(self, inner: torch.optim.Optimizer, exchange: Exchange, speaks: bool = False) -> None:
         super().__init__(inner.param_groups, inner.defaults)
         self.param_groups = inner.param_groups
         self.state = inner.state
@@ -49,12 +52,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.verdict = Verdict("pulled", 0)
         self.watcher: Watcher | None = None
         self.keep_back = False  # the next step brings nothing
+        self._speaks = speaks  # for all replicas, of which there are several
         exchange.watch(inner, self._start_unasked)
 
     def _start_unasked(self) -> None:
         """Without a session a training begins with its first gradient or step."""
-        if not self._started:
-            self.start(Training(model=None))
+        if self._started:
+            return
+        self.start(Training(model=None))
+        if self._speaks and keeps_statistics(p for group in self.param_groups for p in group["params"]):
+            say(
+                "without a session BatchNorm's running statistics, like all buffers, are each worker's own: "
+                "train in `with replica.session(model, optimizer)`"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's own. In a training it waits for the chief's, and the parameters become the chief's."""
@@ -79,6 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if every < 1:
             raise ConfigError("step(every)", "a number of backward passes, 1 or more", every)
+        if not self.stepped:
+            self._look_for_gradients(closure)
         self.stepped = True
         self._start_unasked()
         if closure is not None:
@@ -107,6 +119,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.watcher is not None:
             self.watcher.after_step()
         return self.verdict
+
+    def _look_for_gradients(self, closure: object) -> None:
+        """At the first step: an optimizer of parameters that no model uses any more trains nothing."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if self._speaks and closure is None and not any(p.grad is not None for p in parameters):
+            say(
+                f"{calling_line()}: step(): no parameter of the optimizer has a gradient; "
+                "if the model was made anew after distribute(), make the optimizer from the new one"
+            )
 
     def _made(self) -> Verdict:
         for post in self._optimizer_step_post_hooks.values():

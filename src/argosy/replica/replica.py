@@ -199,13 +199,14 @@ class Replica:
         from argosy.replica.served import Options
 
         wire = None if wire_dtype is None else dtype_name(wire_dtype, "the wire")
+        speaks = self.is_chief and self.count > 1
         if self._member is not None:
             from argosy.replica.ringed import RingExchange
 
             ring = RingExchange(self._member, clip_norm, wire_dtype, overlap is not False)
-            return DistributedOptimizer(optimizer, ring)
+            return DistributedOptimizer(optimizer, ring, speaks)
         options = Options(Greedy() if placement is None else placement, clip_norm, wire, bool(overlap))
-        return DistributedOptimizer(optimizer, self._exchange(optimizer, options))
+        return DistributedOptimizer(optimizer, self._exchange(optimizer, options), speaks)
 
     def _exchange(self, optimizer: torch.optim.Optimizer, options: Options) -> Exchange:
         if self._client is None:

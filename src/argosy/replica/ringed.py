@@ -21,6 +21,7 @@ from argosy.replica.averaging import Averaging
 from argosy.replica.chiefs import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
+from argosy.replica.ring_batches import RingBatches
 from argosy.replica.ring_items import buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
@@ -47,6 +48,7 @@ class RingExchange:
         self._step = 0
         self._parameters: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
+        self._batches = RingBatches(member)
         self._waits = False  # for further backward passes before the gradients are complete
         self._outcome: Outcome | None = None  # of the round that this step's gradients have been through
         self._late = -1  # the backward pass that is averaged when it is over
@@ -159,7 +161,7 @@ class RingExchange:
         if self._outcome is not None and not self._outcome.complete:
             self._round(Says.HOLDS, ends=True)  # who has skipped waits for what becomes of the last pass
         self._outcome = None
-        self._use.begin_pass(lambda: self._agreement.mark(self._step, False))
+        self._use.begin_pass(lambda: self._mark(False))
 
     def _begin_late(self, prepare: Callable[[], None]) -> None:
         """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
@@ -186,8 +188,13 @@ class RingExchange:
         """A round outside of backward; `ends`: the second one of a step that somebody has skipped."""
         averaging = self._use
         if not averaging.under_way:  # else a backward pass was broken off, and what it has sent holds
-            averaging.begin(says, self._agreement.mark(self._step, ends))
+            averaging.begin(says, self._mark(ends))
         return self._checked(averaging.end(takes))
+
+    def _mark(self, ends: bool) -> int:
+        if (loaded := self._training.loads.changed()) is not None:
+            self._agreement.loaded(loaded.digest)
+        return self._agreement.mark(self._step, ends)
 
     def _checked(self, outcome: Outcome) -> Outcome:
         self._agreement.check(outcome)
@@ -231,6 +238,7 @@ class RingExchange:
         if not outcome.complete and not self._end_step(outcome, Says.GIVES):
             return Verdict("skipped", self._step, stop=self._stops)
         self._apply()
+        self._batches.after_step(self._training.batches())
         return Verdict("applied", self._step, stop=self._stops)
 
     def _end_step(self, outcome: Outcome, says: Says) -> bool:

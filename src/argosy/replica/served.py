@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from argosy.errors import ConfigError
+from argosy.errors import CallError, ConfigError
 from argosy.events import say
 from argosy.modes import Mode
 from argosy.replica.exchange import (
@@ -200,8 +200,19 @@ class ServedExchange:
         if count != self._count:
             self._register()
 
+    def _refuse_loaded(self) -> None:
+        """The answer would undo what the script has loaded into the model."""
+        if (loaded := self._training.loads.changed()) is not None:
+            raise CallError(
+                loaded.where,
+                "load_state_dict()",
+                "the servers have the parameters, and the next answer would undo it",
+                "load before the session, or after the last step: then it stays",
+            )
+
     def step(self, turn: Turn) -> Verdict:
         """See `Exchange`."""
+        self._refuse_loaded()
         self._follow()
         factor = turn.factor
         done, ahead = self._overlap.collect(factor) if self._overlap is not None else ((), {})
@@ -213,6 +224,7 @@ class ServedExchange:
 
     def skip(self) -> Verdict:
         """See `Exchange`."""
+        self._refuse_loaded()
         self._follow()
         if self._overlap is not None:
             self._overlap.reset()
@@ -229,11 +241,16 @@ class ServedExchange:
 
     def pull_average(self) -> Verdict:
         """See `Exchange`."""
+        self._refuse_loaded()
         self._wishes["average"] = None
         return self._take(self._ask("pull", {}))
 
     def optimizer_state(self) -> dict[int, dict[str, Any]]:
         """See `Exchange`."""
+        with self._training.loads.kept():
+            return self._optimizer_state()
+
+    def _optimizer_state(self) -> dict[int, dict[str, Any]]:
         self._wishes["slots"] = None
         answers = self._ask("pull", {})
         found: dict[int, dict[str, Any]] = {}
@@ -280,9 +297,17 @@ class ServedExchange:
             self.give_state()
         wishes = tuple(self._wishes)
         self._wishes.clear()
-        numbers = self._training.numbers()
         request = PushRequest(
-            0, self._version, kind, weight, absent, news, buffers, wishes=wishes, numbers=numbers
+            0,
+            self._version,
+            kind,
+            weight,
+            absent,
+            news,
+            buffers,
+            wishes=wishes,
+            numbers=self._training.numbers(),
+            batches=self._training.batches() if kind == "gradient" else 0,
         )
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups

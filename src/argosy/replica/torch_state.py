@@ -72,6 +72,7 @@ class TorchState:
         return entries
 
     def _entry(self, name: str, value: torch.Tensor) -> Entry:
+        value = value.to_dense() if value.is_sparse else value  # momentum of sparse gradients
         kept = self._copies.get(name)
         if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
             kept = self._copies[name] = torch.empty(value.shape, dtype=value.dtype)

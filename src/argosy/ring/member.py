@@ -71,6 +71,20 @@ class RingMember:
         self.group.all_gather(taken, mine)
         return [bytes(each.tolist())[: int(size)] for each, size in zip(taken, sizes, strict=True)]
 
+    def tell(self, what: str, value: str) -> None:
+        """Leave a value where the others find it; waits for nobody."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{what}/{self.rank}", value)
+
+    def told(self, what: str) -> dict[int, str]:
+        """What the workers have left under this name so far."""
+        found = {}
+        with contextlib.suppress(RuntimeError):
+            for rank in range(self.group.size):
+                if self._store.check([f"{what}/{rank}"]):
+                    found[rank] = self._store.get(f"{what}/{rank}").decode()
+        return found
+
     def open_rounds(
         self,
         buckets: Sequence[Bucket[torch.dtype]],

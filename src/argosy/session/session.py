@@ -27,6 +27,7 @@ from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.signals import Signals
 from argosy.session import state as own
 from argosy.session.feed import Feed, Resuming
+from argosy.session.first_batches import FirstBatches
 from argosy.session.state import ReplicaState, Stateful
 from argosy.session.watching import Watching, number
 
@@ -61,7 +62,10 @@ class Session:
         keeping = training.keeping
         self.directory = None if keeping is None else Path(keeping.directory)  # where checkpoints are kept
         self._watching = Watching(self, self.directory)
-        self._training = dataclasses.replace(training, state=self._state, numbers=self._watching.due)
+        self._first_batches = FirstBatches()
+        self._training = dataclasses.replace(
+            training, state=self._state, numbers=self._watching.due, batches=self._first_batches.used
+        )
         self._says_steps = STATUS_FILE not in os.environ and not any(
             isinstance(hook, LogSteps) for hook in hooks
         )
@@ -83,6 +87,7 @@ class Session:
             raise
         if self.optimizer.resumed.state:
             self._resume(own.decode(self.optimizer.resumed.state))
+        self._training.loads.watch(self._training.model)
         self._logged_at, self._logged_step = time.monotonic(), verdict.global_step
         if verdict.stop:
             say(f"step {verdict.global_step} is reached already: nothing is left to train")
@@ -107,12 +112,14 @@ class Session:
         try:
             self._hooks.end()
             self._watching.share_last()
-            self.optimizer.finish()
+            with self._training.loads.kept():
+                self.optimizer.finish()
         except BaseException as late:
             self._watching.end(late)
             raise
         finally:
             self._signals.leave()
+            self._training.loads.close()
         self._watching.end(None)
         self.replica.calls.end_session()
         self.replica.leave()
@@ -121,6 +128,7 @@ class Session:
 
     def _fail(self, error: BaseException) -> None:
         self._watching.end(error)
+        self._training.loads.close()
         self.replica.calls.end_session()
         self.replica.fail(error)
         self.optimizer.abandon()
@@ -215,6 +223,7 @@ class Session:
         if resume not in ("leave", "skip"):
             raise ConfigError("resume", "leave or skip", repr(resume))
         for batch in self._feed.batches(loader, epochs, resume, self._before_batch):
+            self._first_batches.saw(batch)
             if self._weighted:
                 self.optimizer.batch_weight = float(_batch_size(batch))
             yield batch

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from argosy.cluster.spec import Task
 from argosy.errors import ModelMismatch, WireError
 from argosy.modes import Mode, Sync
+from argosy.store.first_batches import FirstBatches
 from argosy.store.layout import Layout
 from argosy.store.meetings import Meetings
 from argosy.store.tally import Tally
@@ -37,6 +38,7 @@ from argosy.wire.protocol import (
     JobOver,
     Meet,
     Met,
+    PushRequest,
     Refused,
     Register,
     Scale,
@@ -78,6 +80,7 @@ class Coordinator:
         self._meetings = Meetings()
         self._norms: NormCollector | None = None
         self.tally = Tally(workers)
+        self._first_batches = FirstBatches()
 
     @property
     def step(self) -> int:
@@ -198,6 +201,13 @@ class Coordinator:
             self._tell(worker, self.failure)
         else:
             self._on(Held(server, worker, seq, push))
+
+    def hear(self, worker: int, request: PushRequest) -> None:
+        """What a worker tells along with a push."""
+        if request.numbers:
+            self.tally.log(worker, request.numbers)
+        if request.batches:
+            self._first_batches.heard(worker, request.batches)
 
     def norm(self, server: int, step: int, square: float) -> None:
         """A server's share of the norm of a step."""

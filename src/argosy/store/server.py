@@ -258,8 +258,7 @@ class ParameterServer:
             self._links.tell(0, HeldNotice(worker, header.seq))
         else:
             push = Push(worker, header.seq, header.version, header.kind, header.weight)
-            if header.numbers:
-                self._coordinator.tally.log(worker, header.numbers)
+            self._coordinator.hear(worker, header)
             if header.shared:
                 plain = header
                 if header.buffers or header.numbers:

@@ -173,7 +173,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     the other servers find their share in my slots, and hear of it from the coordinator. `ahead`: the places
     of the blocks that were sent ahead, and have no frame here. `wishes`: "save" the state soon, "stop" the
     job, answer with the "average" or with the optimizer's "slots" in place of the values. `numbers`: what it
-    logged, rarely.
+    logged, rarely. `batches`: a checksum of its first batches, once.
     """
 
     seq: Count
@@ -187,6 +187,7 @@ class PushRequest(_Header, frozen=True, tag="push"):
     ahead: tuple[Index, ...] = ()
     wishes: Wishes = ()
     numbers: Numbers = {}
+    batches: Count = 0
 
 
 class OwnState(_Header, frozen=True, tag="state"):
