@@ -21,7 +21,6 @@ from argosy.store.client import StoreClient
 from argosy.store.server import ParameterServer
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
-
 # The parameters of the model below: an answer that has them is larger than all else that travels.
 COUNT = 5000
 

@@ -169,6 +169,7 @@ def test_nothing_is_kept_of_a_push_after_its_decision(outcome: str) -> None:
         server.carrier.carry_out([Forget(1, 1), Answer(1, 1, "dropped", 0)])
     gc.collect()
     assert seen() is None
+    assert not server.carrier._held  # nor a copy
 
 
 # --- sent ahead -------------------------------------------------------------------------------------------
@@ -195,6 +196,6 @@ def test_a_block_that_was_sent_ahead_of_another_push_does_not_count() -> None:
 
 def test_a_block_of_an_earlier_push_does_not_stand_in_for_one_that_was_lost() -> None:
     server = Server(blocks=2)
-    for seq, place in ((1, 0), (2, 1)):
-        server.carrier.keep_bucket(1, Message(Bucket(seq, place), [torch.ones(2)]))
+    for seq, position in ((1, 0), (2, 1)):
+        server.carrier.keep_bucket(1, Message(Bucket(seq, position), [torch.ones(2)]))
     assert not server.carrier.hold(1, Message(PushRequest(2, 0, ahead=(0, 1))))
