@@ -11,6 +11,7 @@ import torch
 
 from argosy.checkpoint import index as indexes
 from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter, ShardFile, split_name
+from argosy.checkpoint.reading import Checkpoint, load
 from argosy.checkpoint.safetensors import Entry, Reader, write
 from argosy.errors import CheckpointDamaged
 from argosy.wire.frames import ITEMSIZE
@@ -119,3 +120,53 @@ def test_names_in_a_file(name: str, parts: tuple[str, str, tuple[int, int] | Non
 
 def test_a_parameter_may_be_called_as_a_part_is() -> None:
     assert split_name("param/a[3:17]", {"a[3:17]"}) == ("param", "a[3:17]", None)
+
+
+# --- spread over files ------------------------------------------------------------------------------------
+def spread(folder: Path, parts: list[list[tuple[int, int]]]) -> torch.Tensor:
+    """A checkpoint of one parameter of 4 x 3 elements, these stretches of it in each file; all of it."""
+    whole = torch.arange(12.0).view(4, 3)
+    files = []
+    for number, stretches in enumerate(parts):
+        entries = [Entry(f"param/w[{start}:{stop}]", whole.view(-1)[start:stop]) for start, stop in stretches]
+        files.append(ShardFile(f"shard-{number}", *write(folder / f"shard-{number}", entries)))
+    parameter = SavedParameter("w", (4, 3), "float32")
+    found = Index(1, {}, 0.0, (parameter,), SavedOptimizer("SGD", ({},)), tuple(files))
+    (folder / indexes.FILE).write_bytes(indexes.encode(found))
+    return whole
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[[(0, 5)], [(5, 12)]], [[(5, 12)], [(0, 5)]], [[(8, 12), (0, 3)], [(3, 8)]]],
+    ids=["in order", "the end first", "the middle last"],
+)
+def test_a_tensor_that_is_spread_over_files_is_put_together(
+    tmp_path: Path, parts: list[list[tuple[int, int]]]
+) -> None:
+    whole = spread(tmp_path, parts)
+    assert torch.equal(load(tmp_path)["w"], whole)
+    checkpoint = Checkpoint(tmp_path)
+    for start in range(12):
+        for stop in range(start + 1, 13):
+            assert torch.equal(checkpoint.elements("param", "w", start, stop), whole.view(-1)[start:stop])
+
+
+@pytest.mark.parametrize(
+    "parts", [[[(0, 5)], [(6, 12)]], [[(0, 5)], [(5, 7)]], [[(1, 3)], [(3, 12)]]], ids=str
+)
+def test_a_tensor_of_which_a_part_is_missing_is_refused(
+    tmp_path: Path, parts: list[list[tuple[int, int]]]
+) -> None:
+    spread(tmp_path, parts)
+    with pytest.raises(CheckpointDamaged, match=r"param of w: elements .* are missing"):
+        load(tmp_path)
+
+
+def test_what_was_a_constant_at_first_is_loaded_as_it_was_trained(tmp_path: Path) -> None:
+    entries = [Entry("param/w", torch.ones(2)), Entry("buffer/w", torch.zeros(2))]
+    file = ShardFile("shard-0", *write(tmp_path / "shard-0", entries))
+    parameter = SavedParameter("w", (2,), "float32")
+    found = Index(1, {}, 0.0, (parameter,), SavedOptimizer("SGD", ({},)), (file,), buffers=("w",))
+    (tmp_path / indexes.FILE).write_bytes(indexes.encode(found))
+    assert load(tmp_path)["w"].tolist() == [1.0, 1.0]

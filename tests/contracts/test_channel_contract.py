@@ -187,6 +187,16 @@ def test_what_is_written_to_reserved_memory_is_sent(transport: Transport, connec
         answer(channel)
 
 
+def test_the_same_tensors_come_after_more_memory_was_reserved(transport: Transport, connect: Connect) -> None:
+    """What was said, heard and laid out before is of memory that nobody looks at any more."""
+    channel, tensors = connect(), [torch.zeros(1000), torch.zeros(3)]
+    for turn in range(4):
+        for tensor in tensors:
+            tensor.fill_(turn + 1.0)
+        there_and_back(transport, channel, turn, tensors)
+        channel.reserve([FrameSpec("float32", (10**6 * (turn + 1),))])
+
+
 def test_a_listener_that_copies_lets_go_of_the_memory(transport: Transport, connect: Connect) -> None:
     channel = connect()
     peer = introduced(transport, channel)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 from transports import bound_socket
 
 from argosy.cluster.spec import Address
 from argosy.errors import ConfigError
-from argosy.wire.channel import Arrival, Delivery
+from argosy.wire.channel import Arrival, Delivery, Departure
 from argosy.wire.message import Message
 from argosy.wire.protocol import Ask, Verdict
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
@@ -114,3 +115,38 @@ def test_strangers_on_the_port_change_nothing(garbage: bytes) -> None:
     assert next_delivery(listener) == Delivery(b"peer", Message(Ask(2)))
     channel.close()
     listener.close()
+
+
+def test_a_connection_with_the_descriptor_of_one_that_has_ended_is_not_taken_for_it() -> None:
+    """The end of the first is read after the second one's first message, which comes before all else."""
+    sock, address = bound_socket()
+    listener = ZmqListener(address, listen_fd=sock.detach())
+    again = 0
+    for turn in range(20):
+        first = ZmqChannel(address, b"first-%d" % turn)
+        first.send(Ask(1))
+        next_delivery(listener)
+        (descriptor,) = listener._by_fd
+        was = link(descriptor)
+        first.close()
+        deadline = time.monotonic() + 20
+        while link(descriptor) == was and time.monotonic() < deadline:
+            time.sleep(0.001)
+        second = ZmqChannel(address, b"second-%d" % turn)
+        second.send(Ask(2))
+        time.sleep(0.02)  # until it lies in the server's memory, of which nothing can be heard
+        assert listener.receive(20) == Delivery(b"second-%d" % turn, Message(Ask(2)))
+        again += list(listener._by_fd) == [descriptor]
+        assert listener.receive(20) == Departure(b"first-%d" % turn)
+        second.close()
+        assert listener.receive(20) == Departure(b"second-%d" % turn)
+        assert not listener._by_fd
+    listener.close()
+    assert again, "no descriptor was used again"
+
+
+def link(descriptor: int) -> str:
+    """What a descriptor stands for."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return ""

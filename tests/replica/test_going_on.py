@@ -13,6 +13,7 @@ from torch import nn
 from ways import WAYS, Way, run
 
 import argosy
+from argosy.checkpoint.index import read
 from argosy.errors import ConfigError
 from argosy.replica.replica import Replica
 
@@ -146,7 +147,7 @@ def growing(
             if average is not None:
                 with session.averaged():
                     averages = [model.early.item(), model.late.item()]
-            return losses, averages, {"lr": optimizer.param_groups[1]["lr"]}
+            return losses, averages, {"lr": optimizer.param_groups[-1]["lr"]}
 
     return program
 
@@ -241,3 +242,31 @@ def test_a_ring_whose_replicas_see_other_directories_says_so(tmp_path: Path) -> 
 
     with pytest.raises(ConfigError, match="directory: expected one that every replica of the ring sees"):
         run("ring", program)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_averages_that_were_not_kept_before_begin_where_the_parameters_are(way: Way, tmp_path: Path) -> None:
+    run(way, adding_up(tmp_path, 3, lambda weight: torch.optim.SGD([weight], lr=1.0)))
+
+    def program(replica: Replica) -> float:
+        weight = number()
+        optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0))
+        with (
+            replica.session(
+                nn.ParameterList([weight]), optimizer, directory=tmp_path, average=0.9
+            ) as session,
+            session.averaged(),
+        ):
+            return weight.item()
+
+    assert run(way, program) == [-3.0] * (1 if way == "alone" else 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_saved_twice_of_what_is_trained_later(way: Way, tmp_path: Path) -> None:
+    """It was a constant at first, which is saved beside the parameters."""
+    run(way, growing(3, tmp_path, 4))
+    assert read(tmp_path / "step-3").buffers == ("late",)
+    run(way, growing(5, tmp_path, 4))
+    assert read(tmp_path / "step-5").buffers == ()
+    assert {parameter.name for parameter in read(tmp_path / "step-5").parameters} == {"early", "late"}

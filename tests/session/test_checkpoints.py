@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from argosy.errors import ConfigError, JobFailed, SaveFailed
 from argosy.hooks import Hook, SaveCheckpoint
 from argosy.modes import Async, Mode, Sync
 from argosy.replica.replica import Replica
+from argosy.session import state as own
 from argosy.session.session import Session
 from argosy.store.placement import RoundRobin, Split
 from argosy.testing import LocalCluster
@@ -277,3 +279,37 @@ def test_saving_needs_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
         alone(training(1, [SaveCheckpoint(seconds=1)]), monkeypatch)
     with pytest.raises(ConfigError, match="either seconds or steps"):
         SaveCheckpoint()
+
+
+def test_a_checkpoint_is_published_with_the_state_of_a_worker_that_is_slow_to_give_it(tmp_path: Path) -> None:
+    """Its files are written long before; without that state the worker could not go on from there."""
+
+    class Slow:
+        def __init__(self, replica: Replica) -> None:
+            self._replica = replica
+            self.step = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            until = time.monotonic() + 1.0
+            while self._replica.index == 1 and time.monotonic() < until and not folder.saved(tmp_path):
+                time.sleep(0.01)
+            return {"step": self.step}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.step = state["step"]
+
+    def program(replica: Replica) -> None:
+        model = nn.Linear(1, 1)
+        slow = Slow(replica)
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1))
+        with replica.session(
+            model, optimizer, last_step=2, directory=tmp_path, save_every=1, state={"slow": slow}
+        ) as session:
+            for _ in session.batches(range(9)):
+                model(torch.ones(1, 1)).backward()
+                slow.step = optimizer.step().global_step
+
+    LocalCluster(2, 2, Sync()).run(program)
+    first = read(tmp_path / "step-1")
+    states = {worker: own.decode(state).kept["slow"]["step"] for worker, state in first.replicas.items()}
+    assert states == {0: 1, 1: 1}

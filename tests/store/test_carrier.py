@@ -166,6 +166,7 @@ def test_nothing_is_kept_of_a_push_after_its_decision(outcome: str) -> None:
         server.carrier.carry_out([Forget(1, 1), Answer(1, 1, "dropped", 0)])
     gc.collect()
     assert seen() is None
+    assert not server.carrier._held  # nor a copy
 
 
 # --- sent ahead -------------------------------------------------------------------------------------------

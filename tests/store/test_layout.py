@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from argosy.errors import WireError
 from argosy.store import layout as layouts
-from argosy.store.layout import Block, Layout, ParameterSpec, Piece, Share, extend
+from argosy.store.layout import Block, Layout, ParameterSpec, Piece, Share, check_layout, extend
 from argosy.store.placement import Greedy, RoundRobin, Split
 from argosy.wire.frames import ITEMSIZE, Dtype
 
@@ -93,3 +94,33 @@ def test_a_parameter_says_what_it_is() -> None:
     assert str(spec) == "layer.weight bfloat16[3, 4]"
     assert (spec.count, spec.nbytes) == (12, 24)
     assert ParameterSpec("scalar", (), "float64").count == 1
+
+
+# --- what comes from outside ------------------------------------------------------------------------------
+SPEC = ParameterSpec("w", (4,), "float32")
+ONE = Block(0, 0, "float32", 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        (Layout((SPEC,), (Block(0, 0, "float32", 5),), (Piece(0, 0, 5, 0, 0),)), "larger than w"),
+        (Layout((SPEC,), (Block(0, 0, "float32", 1),), (Piece(0, 4, 5, 0, 0),)), "larger than w"),
+        (Layout((SPEC,), (ONE,), (Piece(0, 0, 4, 1, 0),)), "has no place"),
+        (Layout((SPEC,), (ONE,), (Piece(1, 0, 4, 0, 0),)), "has no place"),
+        (Layout((SPEC,), (ONE,), (Piece(0, 0, 4, 0, 1),)), "has no place"),
+        (Layout((SPEC,), (ONE,), (Piece(0, 4, 0, 0, 0),)), "has no place"),
+        (Layout((SPEC,), (ONE,), (Piece(0, -1, 3, 0, 0),)), "has no place"),
+        (Layout((SPEC,), (ONE,), (Piece(0, 0, 3, 0, 0),)), "differ in size"),
+        (Layout((SPEC,), (Block(2, 0, "float32", 4),), (Piece(0, 0, 4, 0, 0),)), "with 2 servers"),
+        (Layout((SPEC,), (Block(0, 1, "float32", 4),), (Piece(0, 0, 4, 0, 0),)), "and 1 groups"),
+    ],
+)
+def test_a_layout_that_does_not_hang_together_is_refused(layout: Layout, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        check_layout(layout, 2, 1)
+
+
+def test_a_layout_of_our_own_is_not_refused() -> None:
+    shares = [[Share(1, 0, 3), Share(0, 3, 4)], [Share(0, 0, 0)]]
+    check_layout(extend(Layout(), [SPEC, ParameterSpec("none", (0,), "float32")], shares), 2, 1)

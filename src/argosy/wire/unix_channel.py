@@ -246,7 +246,8 @@ class UnixListener:
             sock.close()
             return
         self._count += 1
-        peer = f"unix-{self._count}".encode()
+        # Peers of the network name themselves: nobody there knows this name.
+        peer = f"{self.name}/{uuid.uuid4().hex}/{self._count}".encode()
         connection = _Connection(sock)
         self._connections[sock.fileno()] = (peer, connection)
         self._by_peer[peer] = connection
