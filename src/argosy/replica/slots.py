@@ -24,7 +24,7 @@ def gather_slots(
     for piece in layout.pieces_by_block()[block]:
         parameter = layout.parameters[piece.parameter]
         count = next((c for start, stop, c in steps if start <= piece.offset < stop), 0.0)
-        if not count:  # no update so far: torch has no state, either
+        if not count and "sum" not in slots:  # no update so far: torch has no state, either, but for Adagrad
             continue
         state = found.setdefault(piece.parameter, {"step": torch.tensor(count)})
         for name, slot in slots.items():
