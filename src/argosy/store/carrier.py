@@ -304,7 +304,9 @@ class Carrier:
 
     def _send(self, worker: int, verdict: Verdict, average: bool = False) -> None:
         everything = verdict.status == "pulled"
-        buffers = self.buffers.everything() if everything else self.buffers.moving
+        # A push that is held has not been applied: what its worker brought is newer than what is here.
+        moving = {} if verdict.status == "held" else self.buffers.moving
+        buffers = self.buffers.everything() if everything else moving
         if verdict.status != "duplicate":
             self._verdicts[worker] = verdict
         header = msgspec.structs.replace(verdict, buffers=tuple(buffers)) if buffers else verdict
