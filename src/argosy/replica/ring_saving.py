@@ -65,7 +65,7 @@ class RingSaving:
                 self._state.restore(Checkpoint(Path(path)))
             except CheckpointDamaged as error:
                 raise ConfigError("directory", "one that every replica of the ring sees", error) from None
-        return Resumed(step, states.get(self._rank, b""), groups)
+        return Resumed(step, states.get(self._rank) or states.get(0, b""), groups)
 
     def _tidy(self) -> None:
         disk.remove_folder(self._notes)
