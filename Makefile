@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help venv demo test test-slow lint pytest soak bench clean
+.PHONY: help venv demo test test-slow test-planted lint pytest soak bench clean
 
 help:             ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,8 +37,11 @@ pytest: venv      ## all tests but the slow ones
 test-slow: venv   ## the slow ones: torch's own tests of devices and backends, two hosts, whole examples
 	$(BIN)/python -m pytest -m slow
 
-soak: venv        ## long runs: the full digits, 100,000 steps (minutes; not part of `make test`)
-	$(BIN)/python -m pytest -s tests/soak/long_runs.py tests/soak/remote_runs.py
+test-planted: venv ## plant small bugs in a copy, and see that a test notices each
+	$(BIN)/python tests/planted/planting.py
+
+soak: venv        ## long runs: the full digits, 100,000 steps, 20,000 random programs (not part of `make test`)
+	$(BIN)/python -m pytest -s tests/soak/long_runs.py tests/soak/remote_runs.py tests/soak/random_programs.py
 
 bench: venv       ## the benchmarks with the peers beside them (about an hour; makes .venv-peers/)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[bench]'

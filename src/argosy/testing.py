@@ -1,4 +1,5 @@
-"""A whole job in one process, for tests: servers and workers in threads, messages in queues or shared memory.
+"""A whole job in one process, for tests: servers and workers in threads, messages in queues, shared memory or
+over sockets.
 
 Nothing is mocked: servers, client, optimizer and session are the real ones, and every message is encoded and
 decoded. What a network leaves to chance can be scripted here: in which order gradients arrive, and who dies.
@@ -6,6 +7,7 @@ decoded. What a network leaves to chance can be scripted here: in which order gr
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -18,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from argosy.cluster.discover import Identity
-from argosy.cluster.spec import ClusterSpec, Task
+from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.modes import Async, Mode
 from argosy.replica.replica import Replica
 from argosy.store.client import StoreClient
@@ -29,12 +31,14 @@ from argosy.wire.local_channel import LocalListener
 from argosy.wire.message import Message
 from argosy.wire.protocol import Header, PushRequest
 from argosy.wire.unix_channel import UnixChannel, UnixListener
+from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
 # Which workers' pushes come first, at (server, turn): in this order, before everybody who is not named.
 # A turn is a worker's first, second, ... gradient or skip, counted from 0.
 Order: TypeAlias = Callable[[int, int], Sequence[int]]
-# "queue": everything is copied, as on a network; "memory": tensors are shared, as on one host.
-Lane: TypeAlias = Literal["queue", "memory"]
+# "queue": everything is copied, as on a network; "memory": tensors are shared, as on one host;
+# "network": over sockets, as between hosts.
+Lane: TypeAlias = Literal["queue", "memory", "network"]
 
 
 class Killed(BaseException):
@@ -63,9 +67,13 @@ class LocalCluster:
         wait: float = 20.0,
     ) -> None:
         torch.set_num_threads(1)
+        self._listeners = [_listen(lane) for _ in range(servers)]
         self.spec = ClusterSpec(
             {
-                "ps": [f"localhost:{1000 + index}" for index in range(servers)],
+                "ps": [
+                    each.address if isinstance(each, _Port) else f"localhost:{1000 + index}"
+                    for index, each in enumerate(self._listeners)
+                ],
                 "worker": [f"localhost:{2000 + index}" for index in range(workers)],
             }
         )
@@ -73,9 +81,6 @@ class LocalCluster:
         self._mode = Async() if mode is None else mode
         self._wait = wait
         self._turns = _Turns(order, wait)
-        self._listeners: list[LocalListener | UnixListener] = [
-            UnixListener() if lane == "memory" else LocalListener() for _ in range(servers)
-        ]
         self._channels: dict[int, list[_ScriptedChannel]] = defaultdict(list)
         self._threads: list[threading.Thread] = []
         for task in self.spec.tasks("ps"):
@@ -139,6 +144,8 @@ class LocalCluster:
         listener = self._listeners[to.index]
         if isinstance(listener, UnixListener):
             return UnixChannel(listener.name)
+        if isinstance(listener, _Port):
+            return ZmqChannel(self.spec.address(to), name.encode())
         return listener.connect(name.encode())
 
     def _work(self, task: Task, program: Callable[[Replica], Any], mode: Mode) -> None:
@@ -157,6 +164,19 @@ class LocalCluster:
         channel = _ScriptedChannel(inner, self._turns, server.index, task.index)
         self._channels[task.index].append(channel)
         return channel
+
+
+class _Port(ZmqListener):
+    """A listener on a port of this machine that the system has chosen."""
+
+    def __init__(self) -> None:
+        bound = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{bound.getsockname()[1]}"
+        super().__init__(Address.parse(self.address, "address"), listen_fd=bound.detach())
+
+
+def _listen(lane: Lane) -> LocalListener | UnixListener | _Port:
+    return UnixListener() if lane == "memory" else _Port() if lane == "network" else LocalListener()
 
 
 class _Turns:

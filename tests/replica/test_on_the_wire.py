@@ -16,7 +16,7 @@ from argosy.replica import served
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.replica import Replica
 from argosy.store.carrier import Carrier
-from argosy.testing import LocalCluster
+from argosy.testing import Lane, LocalCluster
 
 STEPS = 12
 Tamper = Callable[[nn.Module, DistributedOptimizer, int], None]
@@ -101,3 +101,23 @@ def test_bfloat16_on_the_wire_stays_close_and_ends_in_full_precision(buckets: li
     for name in plain:
         torch.testing.assert_close(short[name], plain[name], rtol=0.05, atol=0.02)
         assert any(value.item() != value.bfloat16().item() for value in short[name].flatten())
+
+
+@pytest.mark.parametrize("lane", ["queue", "network", "memory"])
+def test_what_comes_back_is_rounded_where_it_travels(lane: Lane) -> None:
+    def program(replica: Replica) -> list[tuple[float, bool]]:
+        weight = nn.Parameter(torch.tensor([1 / 3]))
+        optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0), wire_dtype=torch.bfloat16)
+        values = []
+        with replica.session(nn.ParameterList([weight]), optimizer):
+            values.append(weight.item())
+            weight.grad = torch.tensor([0.5])
+            optimizer.step()
+            values.append(weight.item())
+        values.append(weight.item())
+        return [(round(value, 2), value == torch.tensor(value).bfloat16().item()) for value in values]
+
+    travels = lane != "memory"
+    assert LocalCluster(1, 1, Sync(), lane=lane).run(program) == [
+        [(0.33, False), (-0.17, travels), (-0.17, False)]
+    ]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from argosy.errors import ConfigError
+from argosy.modes import Sync
 from argosy.replica.loader import Loader
+from argosy.replica.replica import Replica
 from argosy.session import state as own
 from argosy.session.feed import Feed
 from argosy.session.state import ReplicaState
+from argosy.testing import LocalCluster
+from local_ring import in_ring
 
 NUMBERS = TensorDataset(torch.arange(23))
 
@@ -170,3 +177,47 @@ def test_another_number_of_replicas_goes_on_at_the_same_place(
         ]
     whole = used * size * count // (own_size * own_count) * own_size * own_count
     assert sorted(left) == sorted(order[whole:])
+
+
+# --- on more replicas than before -------------------------------------------------------------------------
+def scheduled(last_step: int, directory: Path, seen: list[tuple[int, int]]) -> Callable[[Replica], float]:
+    """Trains on numbers, and notes which worker saw which; the rate at the end."""
+
+    def program(replica: Replica) -> float:
+        model = nn.Linear(1, 1).double()
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.5))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        loader = replica.loader(TensorDataset(torch.arange(24)), 2, seed=7)
+        state = {"scheduler": scheduler}
+        with replica.session(
+            model, optimizer, directory=directory, last_step=last_step, state=state
+        ) as session:
+            for (batch,) in session.batches(loader):
+                seen.extend((replica.index, number) for number in batch.tolist())
+                optimizer.zero_grad()
+                model(batch.double().view(-1, 1)).sum().backward()
+                optimizer.step()
+                scheduler.step()
+        return float(optimizer.param_groups[0]["lr"])
+
+    return program
+
+
+@pytest.mark.parametrize("mode", ["sync", "ring"])
+def test_a_new_replica_goes_on_where_the_chief_was(mode: str, tmp_path: Path) -> None:
+    def train(workers: int, last_step: int) -> tuple[list[float], list[tuple[int, int]]]:
+        seen: list[tuple[int, int]] = []
+        program = scheduled(last_step, tmp_path, seen)
+        if mode == "ring":
+            return in_ring(workers, program), seen
+        return LocalCluster(2, workers, Sync()).run(program), seen
+
+    _, begin = train(2, 3)  # 12 of the 24
+    rates, rest = train(3, 5)
+    assert sorted(number for _, number in begin + rest) == list(range(24))
+    assert {worker for worker, _ in rest} == {0, 1, 2}
+    assert rates == [0.125] * 3
+    _, again = train(2, 6)  # and one that has come and gone
+    rates, _ = train(3, 8)
+    assert rates == [0.03125] * 3
+    assert len(again) == 4

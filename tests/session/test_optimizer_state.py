@@ -227,3 +227,25 @@ def test_a_cluster_of_one_loads_it_at_any_time() -> None:
     assert inner.state[model.weight]["step"] == 7
     assert optimizer.param_groups is inner.param_groups
     assert inner.param_groups[0]["lr"] == 0.25
+
+
+def test_adagrad_has_a_state_for_what_was_never_updated() -> None:
+    """Torch's makes it from the start, and looks for it at the first gradient."""
+
+    def program(replica: Replica) -> dict[str, Any]:
+        model = nn.ParameterList([torch.zeros(2), torch.zeros(3)])
+        inner = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.25)
+        optimizer = replica.distribute(inner)
+        with replica.session(model, optimizer):
+            model[0].grad = torch.ones(2)
+            optimizer.step()
+            return optimizer.state_dict()
+
+    (state,) = LocalCluster(2, 1, Sync()).run(program)
+    assert [float(state["state"][number]["step"]) for number in (0, 1)] == [1.0, 0.0]
+    assert state["state"][1]["sum"].tolist() == [0.25] * 3
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
+    plain = torch.optim.Adagrad(parameters)
+    plain.load_state_dict(state)
+    parameters[1].grad = torch.ones(3)
+    plain.step()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 import torch
-from one_number import Bench
+from one_number import Bench, one_weight
 from torch import nn
 
 from argosy.modes import Async, Sync
@@ -202,6 +203,26 @@ def test_tokens_let_a_worker_fill_a_step_alone() -> None:
     results = LocalCluster(2, 2, Sync(aggregate=4, distinct=False, tokens=3)).run(program)
     assert results[0] == [("held", 0), ("held", 0), ("held", 0), ("applied", 1)]
     assert results[1][0] in [("held", 1), ("applied", 2)]
+
+
+@pytest.mark.parametrize("buffers", ["chief", "mean"])
+def test_the_buffers_of_a_held_pass_count(buffers: Literal["chief", "mean"]) -> None:
+    def program(replica: Replica) -> list[float]:
+        model = one_weight()
+        passes = torch.zeros(())
+        model.register_buffer("passes", passes)
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=1.0))
+        seen = []
+        with replica.session(model, optimizer, buffers=buffers):
+            for _ in range(6):
+                passes += 1
+                model.weight.grad = torch.ones(1, 1)
+                optimizer.step()
+                seen.append(passes.item())
+        return seen
+
+    mode = Sync(aggregate=4, distinct=False, tokens=1)
+    assert LocalCluster(1, 2, mode).run(program) == [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]] * 2
 
 
 def test_more_gradients_than_workers() -> None:

@@ -351,3 +351,17 @@ def test_the_order_of_arrival_does_not_matter_once_the_parts_are_in_order() -> N
         shard.update(None)
         results.add(float(twins.values()[0]))
     assert len(results) == 1
+
+
+def test_a_weighted_mean_of_half_precision_is_not_rounded_before_the_update() -> None:
+    layout = extend(Layout(), [ParameterSpec("w", (2,), "bfloat16", 0)], [[Share(0, 0, 2)]])
+    spec = describe(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0))
+    for parts in ((1.0, 2.0), (2.0, 1.0, 3.0)):
+        shard = Shard(0)
+        shard.extend(layout, spec, [torch.zeros(2, dtype=torch.bfloat16)])
+        gradients = [torch.tensor([1.0, 3.0 + number]).bfloat16() for number in range(len(parts))]
+        shard.reduce([(shard.accept([g], ()), w) for g, w in zip(gradients, parts, strict=True)])
+        shard.update(None)
+        ((state,),) = [[block.tensors["param"] for block in shard.blocks()]]
+        expected = sum(g.double() * w for g, w in zip(gradients, parts, strict=True)) / sum(parts)
+        torch.testing.assert_close(state.double(), -expected, rtol=1e-6, atol=0)

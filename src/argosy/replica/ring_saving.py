@@ -74,7 +74,7 @@ class RingSaving:
                     self._state.restore(Checkpoint(Path(path)))
             except CheckpointDamaged as error:
                 raise ConfigError("directory", _SEEN_BY_ALL, error) from None
-        return Resumed(step, states.get(self._rank, b""), groups)
+        return Resumed(step, states.get(self._rank) or states.get(0, b""), groups)
 
     def _tidy(self) -> None:
         self._remove_notes()

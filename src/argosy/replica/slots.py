@@ -25,7 +25,7 @@ def gather_slots(
     for piece in layout.pieces_by_block()[block]:
         parameter = layout.parameters[piece.parameter]
         count, _ = count_at(steps, piece.offset, piece.offset + piece.count)
-        if not count:  # no update so far: torch has no state, either
+        if not count and "sum" not in slots:  # no update so far: torch has no state, either, but for Adagrad
             continue
         state = found.setdefault(piece.parameter, {"step": torch.tensor(count)})
         for name, slot in slots.items():

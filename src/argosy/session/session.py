@@ -141,11 +141,15 @@ class Session:
         """This replica's own state, to go on from here."""
         feed = self._feed
         groups = groups_of(self.optimizer)
-        state = ReplicaState(own.capture(), feed.position, groups, feed.pass_random, own.gather(self._kept))
+        kept, me = own.gather(self._kept), self.replica.index
+        state = ReplicaState(own.capture(), feed.position, groups, feed.pass_random, kept, me)
         return own.encode(state)
 
     def _resume(self, state: ReplicaState) -> None:
-        own.restore(state.random)
+        if state.replica in (-1, self.replica.index):
+            own.restore(state.random)
+        else:  # there are more replicas than before: the chief's place, but not the chief's random numbers
+            state.pass_random = None
         self._feed.resume(state)
         if self._training.hyperparameters == "checkpoint":
             self.optimizer.take_groups(state.groups)

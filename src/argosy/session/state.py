@@ -55,6 +55,8 @@ class Random(msgspec.Struct):
 class ReplicaState(msgspec.Struct):
     """All of it. `groups`: the optimizer's hyperparameters, as a scheduler has left them after the step.
 
+    `replica`: whose it is; a checkpoint from before this was noted says -1, which is the reader's own.
+
     `pass_random`: the generators when the pass began, if the user's loader is to be skipped.
     """
 
@@ -63,6 +65,7 @@ class ReplicaState(msgspec.Struct):
     groups: list[dict[str, Any]] = []
     pass_random: Random | None = None
     kept: dict[str, Any] = {}
+    replica: int = -1
 
 
 def capture() -> Random:

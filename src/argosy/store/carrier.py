@@ -311,7 +311,9 @@ class Carrier:
             self._send_slots(worker, verdict)
             return
         everything = verdict.status == "pulled"
-        buffers = self.buffers.everything() if everything else self.buffers.moving
+        # A push that is held has not been applied: what its worker brought is newer than what is here.
+        moving = {} if verdict.status == "held" else self.buffers.moving
+        buffers = self.buffers.everything() if everything else moving
         header = msgspec.structs.replace(verdict, buffers=tuple(buffers)) if buffers else verdict
         if "average" in wishes:
             values = self.shard.averages()

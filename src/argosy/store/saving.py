@@ -48,6 +48,7 @@ class Saving:
         self._latest: Outcome | None = None
         self.archive: Archive | None = None
         self.states: dict[int, bytes] = {}  # each worker's own, as it gave it last
+        self._saved_states: dict[int, bytes] = {}  # as the checkpoint has them that the job goes on from
         self._awaited: set[int] = set()  # those who have not given theirs for the latest cut
         self._until = 0.0
 
@@ -65,8 +66,13 @@ class Saving:
         self.archive = archive
         if found is None:
             return Opened(notes=tuple(notes))
-        self.states = dict(found[1].replicas)
+        self._saved_states = dict(found[1].replicas)
         return Opened(str(found[0]), found[1].step, tuple(notes))
+
+    def state_of(self, worker: int) -> bytes:
+        """What a worker goes on from; one that the checkpoint does not know, from the chief's."""
+        saved = self._saved_states
+        return self.states.get(worker) or saved.get(worker) or saved.get(0, b"")
 
     def register(self, header: Register, shard: Shard, first: int) -> int | None:
         """New blocks are there, from number `first` on: they get their saved values, if there are any.

@@ -209,7 +209,7 @@ class ParameterServer:
                     raise WireError("only the chief opens a directory")
                 self._reply(task.index, self._saving.open(header), ())
             case Resume() if self._coordinator is not None:
-                state = self._saving.states.get(task.index, b"")
+                state = self._saving.state_of(task.index)
                 self._reply(task.index, Resumed(self._coordinator.step, state, self._saving.groups), ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)

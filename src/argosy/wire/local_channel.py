@@ -53,8 +53,8 @@ class LocalListener:
         self._inbox.put((peer, None if parts is None else [bytearray(part) for part in parts]))
 
     def copies(self, peer: Peer) -> bool:
-        """See `Listener`."""
-        return True
+        """See `Listener`. As on a network, whoever sends must give a copy: it may be in another dtype."""
+        return False
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         """See `Listener`."""
