@@ -22,8 +22,18 @@ DEVICE = "/job:local/task:0"
 
 # What they return was never written to.
 UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-# Not on remote devices: sparse tensors, and an operation that reads its indices inside PyTorch.
-REFUSED = {"sparse.sampled_addmm", "sparse.mm.reduce", "to_sparse", "tensor_split"}
+# Not on remote devices: sparse tensors, an operation that reads its indices inside PyTorch, other sizes in
+# place, and what trusts its caller.
+REFUSED = {
+    "sparse.sampled_addmm",
+    "sparse.mm.reduce",
+    "to_sparse",
+    "tensor_split",
+    "resize_",
+    "resize_as_",
+    "_unsafe_masked_index",
+    "_unsafe_masked_index_put_accumulate",
+}
 # The gradient of a product with zeros takes another formula for any subclass of a tensor.
 OTHER_BITS = {"prod"}
 # torch itself cannot compare these.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
+import torch_tables as tables
 from clusters import cluster_here
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -146,59 +146,12 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage).clone()
 
 
-def differentiate(results: Any, inputs: Sequence[Any]) -> None:
-    outputs = [t for t in tree_flatten(results)[0] if isinstance(t, torch.Tensor) and t.requires_grad]
-    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
-    if outputs and wanted:
-        torch.autograd.grad(outputs, wanted, [torch.ones_like(each) for each in outputs], allow_unused=True)
-
-
-def calls_of_operations() -> Iterator[Callable[[], None]]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    for info in op_db:
-        dtype = torch.float32 if torch.float32 in info.dtypes else next(iter(info.dtypes), torch.float32)
-        grad = info.supports_autograd and dtype.is_floating_point
-        for sample in islice(info.sample_inputs("cpu", dtype, requires_grad=grad), 4):
-
-            def call(info: Any = info, sample: Any = sample) -> None:
-                results = info.op(sample.input, *sample.args, **sample.kwargs)
-                differentiate(results, tree_flatten((sample.input, sample.args, sample.kwargs))[0])
-
-            yield call
-
-
-def calls_of_modules() -> Iterator[Callable[[], None]]:
-    from torch.testing._internal.common_modules import module_db
-
-    for info in module_db:
-        for training in (True, False):
-            for sample in info.module_inputs_func(info, "cpu", torch.float32, True, training):
-
-                def call(info: Any = info, sample: Any = sample, training: bool = training) -> None:
-                    made, forward = sample.constructor_input, sample.forward_input
-                    module = info.module_cls(*made.args, **made.kwargs).train(training)
-                    results = module(*forward.args, **forward.kwargs)
-                    inputs = tree_flatten((forward.args, forward.kwargs))[0]
-                    differentiate(results, [*module.parameters(), *inputs])
-
-                yield call
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_no_kernel_writes_to_what_is_not_known() -> None:
-    watch, done, failed = Watch(), 0, 0
-    torch.manual_seed(0)
-    with warnings.catch_warnings(), watch:
-        warnings.simplefilter("ignore")
-        for calls in (calls_of_operations(), calls_of_modules()):
-            for call in calls:
-                try:
-                    call()
-                    done += 1
-                except Exception:  # a sample that torch itself cannot run with these arguments
-                    failed += 1
+    watch = Watch()
+    calls = chain(tables.calls_of_operations([torch.float32], 4), tables.calls_of_modules())
+    done, failed = tables.run_all(calls, watch)
     assert watch.unsaid == {}
     assert len(watch.seen) >= 600
     assert failed < done / 10

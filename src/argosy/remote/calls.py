@@ -112,6 +112,7 @@ def then_forget(first: Call, dies: Sequence[int]) -> Call:
 def bare(item: Item, form: Bare, dies: Sequence[int]) -> Call:
     """The operation itself, its arguments in place; slots that die with it are emptied."""
     operation, arguments, kwargs, is_single = form.operation, form.arguments, form.kwargs, form.is_single
+    precondition = form.precondition
     fill = [(position, item.inputs[number]) for position, number in form.holes]
     outputs = list(zip(item.outputs, form.picks, strict=True))
     only = item.outputs[0] if is_single else 0
@@ -120,6 +121,8 @@ def bare(item: Item, form: Bare, dies: Sequence[int]) -> Call:
         args = arguments.copy()
         for position, slot in fill:
             args[position] = frame[slot]
+        if precondition is not None:
+            precondition(*args, **kwargs)
         returned = operation(*args, **kwargs)
         if is_single:
             frame[only] = returned
@@ -148,6 +151,8 @@ def berthed(item: Item, form: Bare, dies: Sequence[int], berth: Berth) -> Call:
         args = form.arguments.copy()
         for position, number in fill:
             args[position] = frame[number]
+        if form.precondition is not None:
+            form.precondition(*args, **form.kwargs)
         out = slot.tensor(berth.dtype, berth.shape, berth.stride)
         frame[made] = berth.operation(*args, **form.kwargs, out=out)
         for number in dies:

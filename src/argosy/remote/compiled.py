@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,29 +10,16 @@ from typing import Any
 import torch
 
 from argosy.errors import WireError
-from argosy.remote.records import NAMESPACES, ArgumentReader, FloatHole, Hole, Result, Template, dtype_name
+from argosy.remote.allowed import find_operation
+from argosy.remote.preconditions import Check, precondition_of
+from argosy.remote.records import ArgumentReader, FloatHole, Hole, Result, Template, dtype_name
 from argosy.remote.writing import is_joint, written
 
-_NAME = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?")
-# These reach beyond tensors: files of this machine.
-_REFUSED = frozenset({"from_file"})
 # One at a time: an operation without a generator of its own draws from the process's.
 _default_generator_lock = threading.Lock()
 
 # An operation that takes longer than this is worth a thread of its own beside others, in seconds.
 HEAVY = 300e-6
-
-
-def find_operation(name: str) -> Any:
-    """The operation of this name, if it is one of PyTorch's own."""
-    match = _NAME.fullmatch(name)
-    if match is None or match[1] not in NAMESPACES or match[2] in _REFUSED:
-        raise WireError(f"operation: expected one of {', '.join(sorted(NAMESPACES))}, got {name!r:.80}")
-    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
-    found = getattr(packet, match[3] or "default", None)
-    if not isinstance(found, torch._ops.OpOverload):
-        raise WireError(f"operation: this task's PyTorch {torch.__version__} has no {name!r:.80}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -46,6 +32,7 @@ class Bare:
     holes: list[tuple[int, int]]
     picks: tuple[int, ...]
     is_single: bool  # it returns one tensor, which is new
+    precondition: Check | None  # to be called first, with the same arguments
 
 
 class Compiled:
@@ -83,6 +70,7 @@ class Compiled:
         # It only looks at memory: what is to be sent may wait for it.
         self.light = bool(self.views) and min(self.views) >= 0 and not self.mutates
         self._operation, self._draws = _with_generator(operation, template)
+        self._precondition = precondition_of(operation) if device.type == "cpu" else None
         self._simple = all(not _has_holes(each) for each in self._kwargs.values()) and not any(
             isinstance(each, list) and _has_holes(each) for each in self._args
         )
@@ -103,6 +91,8 @@ class Compiled:
         else:
             args = [_fill(each, tensors, floats) for each in args]
             kwargs = {name: _fill(each, tensors, floats) for name, each in kwargs.items()}
+        if self._precondition is not None:
+            self._precondition(*args, **kwargs)
         if self.random:
             returned = self._draw(args, kwargs, generator)
         else:
@@ -138,7 +128,8 @@ class Compiled:
         for position, number in self._float_holes:
             arguments[position] = floats[number]
         # What the operation's `__call__` calls: a quarter of the time of a small one.
-        return Bare(self._operation._op, arguments, self._kwargs, self._holes, self.picks, is_single)
+        operation, check = self._operation._op, self._precondition
+        return Bare(operation, arguments, self._kwargs, self._holes, self.picks, is_single, check)
 
     def out_form(self) -> Any:
         """What writes its result to memory that it is given; None if there is no such kernel here."""

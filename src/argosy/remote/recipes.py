@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from argosy.remote.allowed import ALLOWED
 from argosy.remote.compiled import flatten
 from argosy.remote.handles import Device, Meta, meta_of
-from argosy.remote.records import NAMESPACES, Result, dtype_name, dtype_of
+from argosy.remote.records import Result, dtype_name, dtype_of
 from argosy.remote.writing import is_joint, written
 
 aten = torch.ops.aten
@@ -138,8 +139,6 @@ def infer(
 ) -> Recipe:
     """The recipe of an operation, whose tensors are those of `tensors`, in the order of the arguments."""
     recipe = Recipe(func)
-    if func.namespace not in NAMESPACES:
-        raise Unsupported(f"{func.name()}: remote devices run PyTorch's own operations only")
     recipe.inputs, recipe.floats = len(tensors), floats
     if recipe.alias:
         return recipe
@@ -148,6 +147,11 @@ def infer(
         # Seen only in inference mode; elsewhere torch has taken it apart before it comes here.
         recipe.decompose = True
         return recipe
+    if func.name() not in ALLOWED:
+        raise Unsupported(
+            f"{func.name()} is not among the operations of PyTorch that remote devices run; "
+            "bring its tensors here with cpu(), and place the results"
+        )
     metas = {id(each): _meta_tensor(each.handle.meta) for each in tensors}
     order = list(tensors)
     recipe.mutates = _positions(order, written(func, args, kwargs, torch.is_tensor))

@@ -56,9 +56,6 @@ WIDTHS = {
     SEEN: 2,
 }
 
-# The libraries whose operations may be run: PyTorch's own. Nothing that a user registers is among them.
-NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "torch_nn"})
-
 _DTYPES = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
