@@ -194,6 +194,6 @@ def test_a_job_on_a_terminal(tmp_path: Path) -> None:
     assert sum("whole line" in line for line in terminal.lines) > 4
     events = list(read(tmp_path / "run"))
     assert [event["event"] for event in (events[0], *events[-2:])] == ["started", "ended", "saved"]
+    assert [event["loss"] for event in events if "loss" in event][-1] == 0.25
     last = [event for event in events if event["event"] == "progress"][-1]
-    assert last["loss"] == 0.25
     assert [worker["gradients"] > 0 for worker in last["workers"].values()] == [True, True]

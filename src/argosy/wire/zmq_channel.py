@@ -242,6 +242,8 @@ class ZmqChannel:
         """See `Channel`."""
         if self._dealer.closed:
             return
+        if self.lost_for():  # nobody is there to take what was sent last
+            self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.disable_monitor()
         self._monitor.close()
         self._dealer.close()
