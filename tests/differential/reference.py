@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +32,7 @@ class Final:
     average: State | None = None
     kept: dict[int, dict[str, Any]] | None = None
     seen: list[list[Tensor]] = field(default_factory=list)  # the model's state after each turn
+    left: bool = False  # before the others: its last values may or may not have the step that this completes
 
 
 @dataclass
@@ -128,7 +129,7 @@ class _Training:
             here = [worker for worker in range(count) if turn.deeds[worker]]
             for worker in range(count):
                 if worker not in here and worker not in finals:
-                    finals[worker] = self._final(worker, verdicts[worker])
+                    finals[worker] = replace(self._final(worker, verdicts[worker]), left=True)
             if here:
                 self._turn(phase, self.program.first_turn(number) + offset, turn, here, verdicts, finals)
         for worker in range(count):
@@ -184,7 +185,7 @@ class _Training:
                 waiting[worker] = statuses.pop(worker)  # its data has ended before its accumulation
         for worker, held in waiting.items():
             verdicts[worker] += [(status, self.step) for status in held]
-            finals.setdefault(worker, self._final(worker, verdicts[worker]))
+            finals.setdefault(worker, replace(self._final(worker, verdicts[worker]), left=True))
             self.latest.pop(worker, None)
         before = self.step
         infinite = any(not g.isfinite().all() for part in given for g in part.gradient.values())
