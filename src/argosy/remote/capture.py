@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from argosy.events import say
 from argosy.remote.client import Client
 from argosy.remote.dispatch import RemoteTensor, wrap
-from argosy.remote.gradients import Gradients, GradientWatch, living
+from argosy.remote.gradients import Gradients, Rehearsal
 from argosy.remote.handles import Device, Handle, Memory, Meta
 from argosy.remote.link import Answer
 from argosy.remote.packing import pack
@@ -53,6 +53,7 @@ class Captured(Generic[P, R]):
         self._function = function
         self._client = client
         self._plans: dict[Any, deque[_Plan]] = {}
+        self._known: dict[Any, list[Any]] = {}  # tensors that the last call which was not replayed has used
         self._in_vain = 0  # recordings since the last replay
         self._said = False
         self.__doc__ = function.__doc__
@@ -64,7 +65,7 @@ class Captured(Generic[P, R]):
         if plans is None:
             if len(self._plans) < _MANY:
                 self._plans[key] = deque(maxlen=_VARIANTS)
-            return self._function(*args, **kwargs)  # what happens only the first time happens here
+            return self._rehearse(key, args, kwargs)  # what happens only the first time happens here
         for plan in plans:
             if plan.hopeless:
                 return self._function(*args, **kwargs)
@@ -72,36 +73,55 @@ class Captured(Generic[P, R]):
                 self._in_vain = 0
                 return plan.replay(leaves)  # type: ignore[no-any-return]
         self._in_vain += 1
-        plan, returned = self._record(leaves, args, kwargs)
+        plan, returned = self._record(key, leaves, args, kwargs)
         plans.append(plan)
         return returned
 
-    def _record(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
+    def _rehearse(self, key: Any, args: Any, kwargs: Any) -> R:
+        """A call as it is; if nobody else does so, note which tensors may have gradients."""
+        client = self._client or current_client()
+        if client.observer is not None:
+            return self._function(*args, **kwargs)
+        rehearsal = client.observer = Rehearsal()
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            client.observer = None
+            self._known[key] = [*rehearsal.leaves.values()]
+
+    def _record(self, key: Any, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
         client = self._client or current_client()
         tapes = client.start_tapes()
+        recording = Recording(client, self._known.pop(key, ()))
         try:
-            return self._recorded(client, tapes, leaves, args, kwargs)
+            return self._recorded(client, tapes, recording, leaves, args, kwargs)
         finally:
             client.end_recording()
+            self._known[key] = recording.watch.leaves()
 
     def _recorded(
-        self, client: Client, tapes: Mapping[Post, Any], leaves: Sequence[Any], args: Any, kwargs: Any
+        self,
+        client: Client,
+        tapes: Mapping[Post, Any],
+        recording: Recording,
+        leaves: Sequence[Any],
+        args: Any,
+        kwargs: Any,
     ) -> tuple[_Plan, R]:
-        watch = GradientWatch()
-        recording = client.recording = Recording(client)
+        client.recording = client.observer = recording
         try:
             with LocalTape(recording):
                 returned = self._function(*args, **kwargs)
         finally:
-            client.recording = None
-            watch.stop()
+            client.recording = client.observer = None
+            recording.watch.stop()
             gc.collect()  # what only a cycle holds must not count as kept
             client.stop_tapes()
         plan = _Plan(client, recording)
         try:
             if self._in_vain > _MANY:
                 raise NotRepeatable("it reads gradients or numbers that are others at every call")
-            plan.build(tapes, watch, leaves, returned)
+            plan.build(tapes, leaves, returned)
         except NotRepeatable as error:
             plan.hopeless = True
             if not self._said:
@@ -143,13 +163,7 @@ class _Plan:
         guards = self._recording.guards
         return self._gradients.are_as_they_were(leaves) and all(t.item() == value for t, value in guards)
 
-    def build(
-        self,
-        tapes: Mapping[Post, list[list[Any]]],
-        watch: GradientWatch,
-        leaves: Sequence[Any],
-        returned: Any,
-    ) -> None:
+    def build(self, tapes: Mapping[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
         """Turn what was sent into plans, and tell the tasks."""
         client, recording = self._client, self._recording
         if recording.trouble:
@@ -166,9 +180,7 @@ class _Plan:
         parts = {post: recording.part(tape, renamed) for post, tape in tapes.items()}
         made = {number for part in parts.values() for number in part.made}
         outputs, self._structure = tree_flatten(returned)
-        self._gradients = watch.found(recording, leaves, outputs)
-        # What it leaves behind is another value after each replay: copies that others were given are not.
-        recording.mutated |= {each.handle.memory for each in living() if each.handle.number in made}
+        self._gradients = recording.watch.found(recording, leaves, outputs)
         self._outputs = [_Output.of(each, made) for each in outputs]
         recording.prune(outputs)
         for output, tensor in zip(self._outputs, outputs, strict=True):
@@ -179,6 +191,7 @@ class _Plan:
             if part.records or part.feeds:
                 self._parts[post] = _Share(part.feeds)
                 kept = sorted(part.made & client.alive(post, part.made))
+                recording.will_change(kept)
                 with client.lock:
                     post.batch.extend(
                         (RECORD, self._number, part.records, part.feeds, kept, sorted(part.made))

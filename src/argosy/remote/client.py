@@ -20,6 +20,7 @@ from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError, RemoteError, TaskLost, WaitTimeout
 from argosy.events import say, say_waiting
 from argosy.remote import sites
+from argosy.remote.gradients import Rehearsal
 from argosy.remote.handles import Device
 from argosy.remote.link import Answer, Link
 from argosy.remote.names import DeviceName
@@ -77,6 +78,7 @@ class Client(Numbers):
         self._softened: set[str] = set()
         self.closed = False
         self.recording: Recording | None = None
+        self.observer: Recording | Rehearsal | None = None  # is told of every operation
         self.widths: dict[int, tuple[int, int, int]] = {}
         self._devices: dict[tuple[Task, str], Device] = {}
         self._identity = uuid.uuid4().hex

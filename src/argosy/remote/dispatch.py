@@ -214,8 +214,8 @@ def _issue(
     template = recipe.templates.get(device)
     if template is None:
         template = client.define(recipe, device, args, kwargs or {})
-    if client.recording is not None:
-        client.recording.note(recipe, tensors, device)
+    if (observer := client.observer) is not None:
+        observer.note(recipe, tensors, device)
     post, link = device.post, client.link
     site = sites.here()
     numbers = [each.handle.number for each in tensors]
@@ -232,6 +232,8 @@ def _issue(
     if (meta := recipe.first) is not None:
         tensor = _wrap(RemoteTensor, meta.shape, strides=meta.stride, dtype=meta.dtype, device=_CPU)
         tensor.handle = Handle(first, meta, device, Memory())
+        if observer is not None:
+            observer.note_made(tensor)
         return tensor
     for position in recipe.mutates:
         tensors[position].handle.memory.version += 1
@@ -240,6 +242,8 @@ def _issue(
     returned = _returned(recipe, device, tensors, first)
     if recipe.whole:
         returned.handle.origin = (tensors[0].handle, recipe.func, args[1:], kwargs or {})
+    if observer is not None:
+        observer.note_made(returned)
     return returned
 
 

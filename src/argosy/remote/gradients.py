@@ -7,24 +7,35 @@ which it left, to be put there by each replay.
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from argosy.remote.dispatch import RemoteTensor
 from argosy.remote.handles import Handle
-from argosy.remote.recording import Recording
+
+if TYPE_CHECKING:
+    from argosy.remote.recording import Recording
 
 
-def living() -> Iterator[RemoteTensor]:
-    """Every remote tensor that somebody holds."""
-    for each in gc.get_objects():
-        if type(each) is RemoteTensor and hasattr(each, "handle"):
-            yield each
+class Rehearsal:
+    """Looks on at the first call, for the tensors of which the second is to know how it found them."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[int, Any] = {}
+
+    def note(self, recipe: Any, tensors: Iterable[Any], device: Any) -> None:
+        """An operation that was sent."""
+        self.note_leaves(tensors)
+
+    def note_leaves(self, tensors: Iterable[Any]) -> None:
+        """What an operation is given."""
+        self.leaves.update((id(each), each) for each in tensors if is_leaf(each))
+
+    def note_made(self, returned: Any) -> None:
+        """What an operation returns."""
 
 
 class GradientWatch:
@@ -32,13 +43,20 @@ class GradientWatch:
     go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[Any]) -> None:
+        """`known`: what an earlier call has used. Of others it is too late to tell what was there."""
         self._filled: set[int] = set()
-        leaves = [each for each in living() if each.requires_grad and each.is_leaf]
-        self._before = [(weakref.ref(each), _number(each.grad)) for each in leaves]
+        self._before: dict[int, tuple[weakref.ref[Any], int | None]] = {}
         self._hooks: list[Any] = []
-        for each in leaves:
-            self._hooks.append(each.register_post_accumulate_grad_hook(self._note))  # type: ignore[no-untyped-call]
+        self.note_leaves(known)
+
+    def note_leaves(self, tensors: Iterable[Any]) -> None:
+        """What the step uses, when it does for the first time."""
+        for each in tensors:
+            found = self._before.get(id(each))
+            if is_leaf(each) and (found is None or found[0]() is not each):
+                self._before[id(each)] = (weakref.ref(each), _number(each.grad))
+                self._hooks.append(each.register_post_accumulate_grad_hook(self._note))
 
     def _note(self, leaf: torch.Tensor) -> None:
         self._filled.add(id(leaf))
@@ -48,12 +66,16 @@ class GradientWatch:
         for hook in self._hooks:
             hook.remove()
 
+    def leaves(self) -> list[Any]:
+        """Those that are still there."""
+        return [leaf for reference, _ in self._before.values() if (leaf := reference()) is not None]
+
     def found(self, recording: Recording, leaves: Sequence[Any], outputs: Sequence[Any]) -> Gradients:
         """What it did with gradients; `leaves` are its arguments, `outputs` what it returned."""
         places = {id(each): place for place, each in enumerate(leaves)}
         returned = {id(each): place for place, each in enumerate(outputs)}
         found = Gradients([], [])
-        for reference, before in self._before:
+        for reference, before in self._before.values():
             if (leaf := reference()) is None:
                 continue
             place, after, filled = places.get(id(leaf), -1), leaf.grad, id(leaf) in self._filled
@@ -66,11 +88,18 @@ class GradientWatch:
         return found
 
 
+def is_leaf(tensor: Any) -> bool:
+    """Whether it may have a gradient of its own, and lies on a device. Of a view torch may refuse to say."""
+    if not tensor.requires_grad or tensor._is_view():
+        return False
+    return bool(tensor.is_leaf and hasattr(tensor, "handle"))
+
+
 @dataclass(frozen=True)
 class _Used:
     """A tensor whose `.grad` was there, or was not, and mattered. `place`: of an argument, which."""
 
-    leaf: RemoteTensor
+    leaf: Any
     place: int
     handle: Handle | None
 
@@ -79,7 +108,7 @@ class _Used:
 class _Left:
     """A tensor with the `.grad` that the step left; `returned`: which of its results that is, or -1."""
 
-    leaf: RemoteTensor
+    leaf: Any
     place: int
     gradient: torch.Tensor | None
     returned: int
@@ -113,4 +142,4 @@ def _number(gradient: Any) -> int | None:
     """Of the value that it is; an ordinary tensor is none."""
     if gradient is None:
         return None
-    return gradient.handle.number if isinstance(gradient, RemoteTensor) else -1
+    return int(gradient.handle.number) if hasattr(gradient, "handle") else -1

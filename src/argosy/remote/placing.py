@@ -19,6 +19,7 @@ from argosy.events import say
 from argosy.remote import sites
 from argosy.remote.handles import Device, Handle, Memory, meta_of
 from argosy.remote.packing import dense_strides, pack
+from argosy.remote.recording import tensors_in
 from argosy.remote.records import EXPECT, PUT, SEND
 from argosy.remote.writing import written
 
@@ -126,9 +127,10 @@ class Placer:
             if post.full:
                 post.flush()
         client.link.stir()
+        made = Handle(number, meta, device, Memory())
         if client.recording is not None:
-            client.recording.note_feed(post.name, number, tensor)
-        return self._note_sent(tensor, device, Handle(number, meta, device, Memory()))
+            client.recording.note_feed(post.name, made, tensor)
+        return self._note_sent(tensor, device, made)
 
     def _sent_before(self, tensor: torch.Tensor, device: Device) -> Handle | None:
         """In a backward pass, what the forward pass has sent: autograd would not let it have changed."""
@@ -185,6 +187,8 @@ class Placer:
         """
         from argosy.remote.dispatch import _dispatch_at
 
+        if self._client.observer is not None:
+            self._client.observer.note_leaves(tensors_in((args, kwargs)))
         brought = self.bring(args, kwargs, device)
         returned = _dispatch_at(func, *brought, device)
         if not writes:

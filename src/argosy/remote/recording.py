@@ -7,7 +7,7 @@ and operations on ordinary tensors are noted, to be done again at each replay.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.remote import records as codes
+from argosy.remote.gradients import GradientWatch
 from argosy.remote.handles import Device, Handle, Memory
 
 if TYPE_CHECKING:
@@ -61,8 +62,10 @@ class Part:
 class Recording:
     """Collects while the call runs. `start` is the first number of a value that it makes."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, known: Iterable[Any] = ()) -> None:
+        """`known`: tensors that an earlier call has used, and may have given gradients to."""
         self.client = client
+        self.watch = GradientWatch(known)
         self.start = client.number
         self.sequence: list[LocalCall | Feed] = []
         self.guards: list[tuple[torch.Tensor, Any]] = []
@@ -71,17 +74,29 @@ class Recording:
         self.random: set[Device] = set()
         self.trouble = ""
         self._copied: list[Handle] = []
+        self._memories: dict[int, Memory] = {}
         self._written_here: set[int] = set()
 
     # --- noted by dispatch and placing --------------------------------------------------------------------
     def note(self, recipe: Recipe, tensors: Sequence[Any], device: Device) -> None:
         """An operation that was sent."""
+        self.watch.note_leaves(tensors)
         for each in tensors:
             self.use(each.handle)
         for position in recipe.mutates:
             self.mutated.add(tensors[position].handle.memory)
         if recipe.random:
             self.random.add(device)
+
+    def note_leaves(self, tensors: Iterable[Any]) -> None:
+        """What an operation is given that will run elsewhere."""
+        self.watch.note_leaves(tensors)
+
+    def note_made(self, returned: Any) -> None:
+        """What an operation returns."""
+        for each in tensors_in(returned):
+            if hasattr(each, "handle"):
+                self._memories[each.handle.number] = each.handle.memory
 
     def use(self, handle: Handle) -> None:
         """A value that was there before belongs to what the call needs."""
@@ -93,9 +108,10 @@ class Recording:
         self.use(handle)
         self._copied.append(handle)
 
-    def note_feed(self, task: str, number: int, tensor: torch.Tensor) -> None:
+    def note_feed(self, task: str, handle: Handle, tensor: torch.Tensor) -> None:
         """An ordinary tensor that was sent."""
-        self.sequence.append(Feed(task, number, tensor))
+        self._memories[handle.number] = handle.memory
+        self.sequence.append(Feed(task, handle.number, tensor))
 
     def note_local(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
         """An operation on ordinary tensors."""
@@ -135,6 +151,12 @@ class Recording:
             for device, (_, copy) in list((handle.copies or {}).items()):
                 if copy.number >= self.start and handle.copies is not None:
                     del handle.copies[device]
+
+    def will_change(self, kept: Iterable[int]) -> None:
+        """What somebody still holds is another value after each replay: copies that other devices were given
+        are not.
+        """
+        self.mutated.update(self._memories[number] for number in kept if number in self._memories)
 
     def part(self, tape: Sequence[list[Any]], arguments: dict[int, int]) -> Part:
         """One task's share, from what was sent to it; `arguments` are values with other numbers at each
