@@ -132,11 +132,7 @@ def joins_an_idle_server(program: Program) -> bool:
     """A server has nothing to keep before the group joins."""
     if program.late_at is None:
         return False
-    return any(
-        phase.servers > _tensors(program)
-        or (phase.servers > 1 and (phase.placement or "").startswith("lambda"))
-        for phase in _served(program)
-    )
+    return any(_keeps_nothing(program, phase) for phase in _served(program))
 
 
 # --- servers ----------------------------------------------------------------------------------------------
@@ -194,14 +190,16 @@ def _tensors(program: Program) -> int:
     return sum(0 if p in outside else 1 if p in single else more.get(p, 2) for p in program.parts)
 
 
+def _keeps_nothing(program: Program, phase: Phase) -> bool:
+    """Whether some server does."""
+    all_on_one = phase.servers > 1 and (phase.placement or "").startswith("lambda")
+    return all_on_one or phase.servers > _tensors(program)
+
+
 def idle_server(program: Program) -> bool:
     if program.average is None:
         return False
-    return any(
-        phase.servers > _tensors(program)
-        or (phase.servers > 1 and (phase.placement or "").startswith("lambda"))
-        for phase in _served(program)
-    )
+    return any(_keeps_nothing(program, phase) for phase in _served(program))
 
 
 # --- all of them ------------------------------------------------------------------------------------------

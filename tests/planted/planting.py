@@ -52,7 +52,7 @@ def passes(root: Path, tests: Sequence[str]) -> tuple[bool, str]:
     environ = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "--timeout=60", "--tb=no"]
     command += [f"tests/{test}" for test in tests]
-    # A session of its own: a test that signals its group must not reach us, and one that hangs ends as a whole.
+    # A session of its own: a test that signals its group must not reach us, and what hangs ends as a whole.
     process = subprocess.Popen(
         command,
         cwd=root,
