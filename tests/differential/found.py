@@ -62,6 +62,21 @@ FOUND: dict[str, tuple[Program, ...]] = {
         Program(0, (_ring("step | step"),), parts=("linear", "flag"), buffers="mean"),
         Program(0, (_ring("step,discard | step,discard"),), parts=("linear", "flag"), buffers="mean"),
     ),
+    "ring: the mean of counters": (
+        Program(0, (_ring("step,discard | step"),), parts=("norm",), overlap=False, buffers="mean"),
+    ),
+    "ring: an empty parameter alone": (Program(0, (_ring("step | step"),), parts=("empty", "single")),),
+    "ring: a group joins without a gradient": (
+        Program(0, (_ring("none | step", "step | step"),), parts=("linear", "late"), late_at=0),
+    ),
+    "a group joins on a server that kept nothing": (
+        Program(
+            0,
+            (_sync("step | step | step", servers=3, far=True),),
+            parts=("linear", "late"),
+            late_at=0,
+        ),
+    ),
     "ring: nothing to save": (Program(0, (_ring("undo | undo | undo"),), saves=True),),
     "overlap: a gradient that was discarded": (
         Program(0, (_sync(*["step,discard | none"] * 4, far=True),), parts=("scalar",), overlap=True),

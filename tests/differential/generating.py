@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
     ],
     "AdamW": [{"lr": 0.05}, {"lr": 0.05, "weight_decay": 0.2, "amsgrad": True}],
     "Adagrad": [{"lr": 0.1}, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.1}],
-    "RMSprop": [{"lr": 0.02}, {"lr": 0.02, "momentum": 0.5, "centered": True}],
+    "RMSprop": [{"lr": 0.02}, {"lr": 0.02, "momentum": 0.5, "alpha": 0.9}],
     "NAdam": [{"lr": 0.05}],
     "RAdam": [{"lr": 0.05}],
     "Adamax": [{"lr": 0.05}],

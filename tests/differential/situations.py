@@ -104,7 +104,35 @@ def first_momentum(program: Program) -> bool:
 
 def ring_mean_of_flags(program: Program) -> bool:
     ring = any(phase.way == "ring" for phase in program.phases)
-    return ring and program.buffers == "mean" and bool({"flag"} & set(program.parts))
+    return ring and program.buffers == "mean" and "flag" in program.parts
+
+
+def ring_mean_of_counters(program: Program) -> bool:
+    """Workers make different numbers of passes."""
+    if program.buffers != "mean" or not MOVING & set(program.parts):
+        return False
+    return any(
+        len({(len(deed), deed[0].discard) for deed in turn.deeds if deed}) > 1
+        for _, _, turn in _turns(program, "ring")
+    )
+
+
+def ring_empty_bucket(program: Program) -> bool:
+    """The empty parameter is the only one of its dtype."""
+    others = set(program.parts) - {"empty", "short", "single", "count", "flag", "late", "constant"}
+    return "empty" in program.parts and not others and any(p.way == "ring" for p in program.phases)
+
+
+def ring_joins_without_gradient(program: Program) -> bool:
+    joins = program.late_at is not None and any(phase.way == "ring" for phase in program.phases)
+    return joins and any(each.act == "none" for each in program.passes)
+
+
+def joins_an_idle_server(program: Program) -> bool:
+    """A server has nothing to keep before the group joins."""
+    if program.late_at is None:
+        return False
+    return any(_keeps_nothing(program, phase) for phase in _served(program))
 
 
 # --- servers ----------------------------------------------------------------------------------------------
@@ -154,17 +182,24 @@ def chief_is_quiet(program: Program) -> bool:
     )
 
 
+def _tensors(program: Program) -> int:
+    """How many the optimizer has at the start."""
+    single = {"scalar", "empty", "unused", "sparse", "strided"}
+    outside = {"late", "constant", "count", "flag"}
+    more = {"tied": 3, "normed": 4}
+    return sum(0 if p in outside else 1 if p in single else more.get(p, 2) for p in program.parts)
+
+
+def _keeps_nothing(program: Program, phase: Phase) -> bool:
+    """Whether some server does."""
+    all_on_one = phase.servers > 1 and (phase.placement or "").startswith("lambda")
+    return all_on_one or phase.servers > _tensors(program)
+
+
 def idle_server(program: Program) -> bool:
     if program.average is None:
         return False
-    single = {"scalar", "empty", "unused", "sparse", "strided"}
-    outside = {"late", "constant", "count", "flag"}
-    three = {"tied": 3, "normed": 4}
-    tensors = sum(0 if p in outside else 1 if p in single else three.get(p, 2) for p in program.parts)
-    return any(
-        phase.servers > tensors or (phase.servers > 1 and (phase.placement or "").startswith("lambda"))
-        for phase in _served(program)
-    )
+    return any(_keeps_nothing(program, phase) for phase in _served(program))
 
 
 # --- all of them ------------------------------------------------------------------------------------------
@@ -216,6 +251,10 @@ SITUATIONS: dict[str, tuple[Callable[[Program], bool], tuple[str, ...]]] = {
     "ring: buffers when a group joins": (ring_buffers_when_joining, ("ring, late, norm, mean buffers",)),
     "ring: the mean of buffers beside a skip": (ring_mean_beside_skip, ("ring, norm, skip, mean buffers",)),
     "ring: the mean of flags": (ring_mean_of_flags, ("ring, flag, mean buffers",)),
+    "ring: the mean of counters": (ring_mean_of_counters, ("ring, norm, discard, mean buffers, no overlap",)),
+    "ring: an empty parameter alone": (ring_empty_bucket, ("ring, empty",)),
+    "ring: a group joins without a gradient": (ring_joins_without_gradient, ("ring, late, none",)),
+    "a group joins on a server that kept nothing": (joins_an_idle_server, ("sync, late, many servers",)),
     "ring: nothing to save": (ring_saves_nothing, ("ring, undo, saves",)),
     "overlap: a gradient that was discarded": (overlap_discards, ("sync, overlap, discard, network",)),
     "momentum of SGD goes on on servers": (
