@@ -5,19 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Bug:
-    """`file` is below src/argosy, `tests` are below tests."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
+from bug import Bug
+from store_bugs import STORE_BUGS
 
 BUGS: tuple[Bug, ...] = (
     # --- update: decisions ----------------------------------------------------------------------------------
@@ -102,8 +91,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "buffers are the mean's, and not the chief's",
         "store/buffers.py",
-        'if brought and (self.rule == "mean" or worker == 0):',
-        "if brought:",
+        'for worker, mine in brought if self.rule == "mean" or worker == 0]',
+        "for worker, mine in brought]",
         ("store/test_buffers_and_meetings.py", "replica/test_equivalence.py"),
     ),
     Bug(
@@ -160,9 +149,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "the mean of an accumulation is its sum",
-        "replica/optimizer.py",
-        "self._loss_scale() / every",
-        "self._loss_scale()",
+        "replica/turn.py",
+        "return self.unscale / self.passes",
+        "return self.unscale",
         ("replica/test_ring.py", "replica/test_equivalence.py"),
     ),
     Bug(
@@ -209,4 +198,5 @@ BUGS: tuple[Bug, ...] = (
         "            write(descriptor, part)\n",
         ("checkpoint/test_kills.py", "checkpoint/test_files.py", "checkpoint/test_folder.py"),
     ),
+    *STORE_BUGS,
 )

@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bugs import BUGS, Bug
+from bug import Bug
+from bugs import BUGS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("src", "tests", "examples", "scripts", "benchmarks", "docs")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bugs import BUGS, Bug
+from bug import Bug
+from bugs import BUGS
 from planting import ROOT, plant
 
 SOURCE = ROOT / "src" / "argosy"
