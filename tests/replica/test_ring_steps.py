@@ -521,7 +521,6 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         test_who_skips_steps_with_the_clipped_gradient,
         test_who_skips_leaves_out_what_nobody_used,
         test_several_backward_passes_to_a_step_that_another_skips,
-        lambda: test_hyperparameters_that_differ_end_the_training_on_all(2),
         lambda: test_sparse_gradients_stay_sparse("SparseAdam", 2),
         lambda: test_who_skips_steps_as_those_who_accumulate(True, True),
     ],

@@ -313,7 +313,7 @@ class ServedExchange:
         first = answers[0].header
         if names := first.buffers:
             self._state.take(dict(zip(names, answers[0].tensors[-len(names) :], strict=True)))
-        if not self._brings:
+        if not self._brings and first.status != "held":  # what it has done to them since is still to count
             self._state.put_back(names)
         self._take_values(answers)
         self._version = first.step

@@ -50,6 +50,7 @@ class Saving:
         self.states: dict[int, bytes] = {}  # each worker's own, as it gave it last
         self._saved_states: dict[int, bytes] = {}  # as the checkpoint has them that the job goes on from
         self._awaited: set[int] = set()  # those who have not given theirs for the latest cut
+        self._given: dict[int, bytes] = {}  # by those who have
         self._until = 0.0
 
     # --- beginning ----------------------------------------------------------------------------------------
@@ -182,11 +183,14 @@ class Saving:
     def await_states(self, workers: Iterable[int]) -> None:
         """On the coordinator: a cut is published once these have given their own state, or have left."""
         self._awaited = set(workers)
+        self._given = {}
 
     def give_state(self, worker: int, state: bytes) -> None:
         """On the coordinator: a worker's own state."""
         self.states[worker] = state
-        self._awaited.discard(worker)
+        if worker in self._awaited:  # a later one is of a later step, and belongs to the next cut
+            self._awaited.discard(worker)
+            self._given[worker] = state
 
     def published(self, present: Collection[int]) -> Outcome | None:
         """On the coordinator: what has become of a cut. People hear of it."""
@@ -194,7 +198,7 @@ class Saving:
             return None
         waits = self._awaited.intersection(present) and time.monotonic() < self._until
         if self.archive.complete and not waits:
-            self.archive.publish(dict(self.states))
+            self.archive.publish({**self.states, **self._given})
         outcome = self.archive.poll()
         if outcome is not None:
             self._latest = outcome
