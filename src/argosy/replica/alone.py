@@ -12,7 +12,7 @@ from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, para
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.own_saving import OwnSaving
 from argosy.replica.torch_state import TorchState
-from argosy.replica.turn import Turn, clip, gradients_of, scale
+from argosy.replica.turn import Turn, clip, scale
 
 
 class AloneExchange:
@@ -67,9 +67,10 @@ class AloneExchange:
         if self._last_step is not None and self._step >= self._last_step:
             return Verdict("dropped", self._step, stop=True)
         self._training.loads.changed()  # refuses other parameters; other values are as good as these
-        gradients = gradients_of(self._parameters())
-        scale(gradients, turn.factor)
-        clip(gradients, self._clip_norm)
+        if turn.factor != 1.0 or self._clip_norm is not None:
+            parameters = self._parameters()
+            scale(parameters, turn.factor)
+            clip(parameters, self._clip_norm)
         self._optimizer.step()
         self._step += 1
         self._averages.update(self._step)

@@ -241,10 +241,10 @@ class RingExchange:
         if self._grown:
             self.extend(len(self._parameters))
         in_backward = self._outcome is not None
-        scale(gradients_of(self._parameters), turn.factor)
+        scale(self._parameters, turn.factor)
         if self._outcome is None:
             self._outcome = self._round(Says.GIVES, takes=True)
-        clip(gradients_of(self._parameters), self._clip_norm)
+        clip(self._parameters, self._clip_norm)
         outcome, self._outcome = self._outcome, None
         if outcome.complete:
             self._agreement.scaled(turn.factor if in_backward else 1.0)

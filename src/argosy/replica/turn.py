@@ -14,13 +14,12 @@ Where `.grad` is the mean before `step` is called, in the ring, 2 follows 3: it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """What a replica gives to a step: the sum of `passes` gradients, of a loss times 1 / `unscale`."""
 
     passes: int = 1
@@ -38,17 +37,20 @@ def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def scale(gradients: Sequence[torch.Tensor], factor: float) -> None:
-    """Multiply them in place."""
-    if factor != 1.0 and gradients:
-        torch._foreach_mul_(list(gradients), factor)
+def scale(parameters: Iterable[torch.Tensor], factor: float) -> None:
+    """Multiply their gradients in place."""
+    if factor != 1.0 and (gradients := gradients_of(parameters)):
+        torch._foreach_mul_(gradients, factor)
+
+
+def clip(parameters: Iterable[torch.Tensor], most: float | None) -> None:
+    """Make the norm of all their gradients `most` at most, in place, as torch's `clip_grad_norm_`."""
+    if most is not None and (gradients := gradients_of(parameters)):
+        _clip(gradients, most)
 
 
 @torch.no_grad()
-def clip(gradients: Sequence[torch.Tensor], most: float | None) -> None:
-    """Scale them in place so that their norm together is `most` at most, as torch's `clip_grad_norm_`."""
-    if most is None or not gradients:
-        return
+def _clip(gradients: Sequence[torch.Tensor], most: float) -> None:
     whole = [each.coalesce() if each.is_sparse else each for each in gradients]
     norm = torch.nn.utils.get_total_norm([each.values() if each.is_sparse else each for each in whole])
     factor = torch.clamp(most / (norm + 1e-6), max=1.0)
