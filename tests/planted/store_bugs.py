@@ -231,8 +231,8 @@ STORE_BUGS: tuple[Bug, ...] = (
     Bug(
         "a worker keeps its own buffers until the chief changes one",
         "replica/served.py",
-        "        if not self._brings:\n            self._state.put_back(names)\n",
-        "",
+        "            self._state.put_back(names)\n",
+        "            pass\n",
         ("replica/test_buffers.py::test_the_chiefs_are_everybodys_before_it_has_changed_one",),
     ),
     Bug(
