@@ -57,6 +57,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._saved_groups: Sequence[dict[str, Any]] = ()
         self._exchange = exchange
         self._started = False
+        self._without_session = False
         self.stepped = False  # whether a step has been made
         self._gathered = 0  # backward passes since the last push, when `every` is used
         self._every = 1  # what it was last
@@ -71,11 +72,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._started:
             return
         self.start(Training(model=None))
-        if self._speaks and keeps_statistics(p for group in self.param_groups for p in group["params"]):
-            say(
-                "without a session BatchNorm's running statistics, like all buffers, are each worker's own: "
-                "train in `with replica.session(model, optimizer)`"
-            )
+        self._without_session = True
 
     def start(self, training: Training) -> Verdict:
         """Begin to train: called by the session, or by the first step."""
@@ -115,10 +112,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if every < 1:
             raise ConfigError("step(every)", "a number of backward passes, 1 or more", every)
-        if not self.stepped:
+        first, self.stepped = not self.stepped, True
+        if first:
             self._look_for_gradients(closure)
-        self.stepped = True
         self._start_unasked()
+        if first and self._without_session:
+            self._look_for_statistics()
         if closure is not None:
             with torch.enable_grad():
                 closure()
@@ -166,6 +165,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             say(
                 f"{calling_line()}: step(): no parameter of the optimizer has a gradient; "
                 "if the model was made anew after distribute(), make the optimizer from the new one"
+            )
+
+    def _look_for_statistics(self) -> None:
+        """At the first step: without a session nobody has told us of the model, and so of its buffers."""
+        if self._speaks and keeps_statistics(p for group in self.param_groups for p in group["params"]):
+            say(
+                "without a session BatchNorm's running statistics, like all buffers, are each worker's own: "
+                "train in `with replica.session(model, optimizer)`"
             )
 
     def _made(self) -> Verdict:

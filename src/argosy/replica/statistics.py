@@ -1,9 +1,14 @@
-"""Whether a model that nobody has told us of keeps running statistics: found by the parameters it shares."""
+"""Whether a model that nobody has told us of keeps running statistics: found where the script holds it.
+
+Not among all objects (`gc.get_objects`): whoever takes hold of those takes hold of tuples that other threads
+are still making, and CPython then raises SystemError in them.
+"""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -13,17 +18,42 @@ _ALIKE = (nn.SyncBatchNorm,)
 
 
 def keeps_statistics(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether a model with one of these parameters has a layer such as BatchNorm."""
+    """Whether a model with one of these parameters, held by the calling script, has BatchNorm or its like."""
     known = {id(parameter) for parameter in parameters}
-    # By type and not by isinstance: some objects pretend to be of another class, and load it to do so.
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    layers = [each for each in modules if issubclass(type(each), _NormBase) and type(each) not in _ALIKE]
-    layers = [layer for layer in layers if layer.running_mean is not None]
-    if any(id(parameter) in known for layer in layers for parameter in layer.parameters()):
-        return True
-    without = {id(layer) for layer in layers if not list(layer.parameters())}
-    return bool(without) and any(
-        any(id(part) in without for part in each.modules())
-        and any(id(parameter) in known for parameter in each.parameters())
-        for each in modules
+    return any(
+        any(id(parameter) in known for parameter in model.parameters())
+        and any(_has_statistics(part) for part in model.modules())
+        for model in _models()
     )
+
+
+def _has_statistics(part: nn.Module) -> bool:
+    return isinstance(part, _NormBase) and not isinstance(part, _ALIKE) and part.running_mean is not None
+
+
+def _models() -> Iterator[nn.Module]:
+    """The modules that the callers have in a variable, in a container, or in an object's attribute."""
+    seen: set[int] = set()
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        for names in (frame.f_locals, frame.f_globals):
+            if id(names) not in seen:
+                seen.add(id(names))
+                held = [each for value in list(names.values()) for each in (value, *_parts(value))]
+                # By type and not by isinstance: some objects pretend to be of another class, and load it.
+                yield from (each for each in held if issubclass(type(each), nn.Module))
+
+
+def _parts(value: object) -> list[Any]:
+    kind = type(value)
+    if kind in (list, tuple):
+        return list(value)  # type: ignore[call-overload,no-any-return]
+    if kind is dict:
+        return list(value.values())  # type: ignore[attr-defined]
+    if issubclass(kind, type | type(sys)):
+        return []
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return list(attributes.values()) if isinstance(attributes, Mapping) else []
