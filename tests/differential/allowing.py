@@ -90,7 +90,14 @@ def _turn(program: Program, phase: Phase, number: int, turn: Turn) -> bool:
         all(_deed_is_whole(phase, turn, deed, last and not moving) for deed in deeds)
         and not ("inf" in acts and not program.scaler)
         and not (moving and acts & {"undo", "inf", "none"})
+        and not (moving and any(each.weight == 0.0 for each in passes))  # it is skipped after its pass
         and not (moving and any(len(deed) > 1 and deed[-1].act == "skip" for deed in deeds))
+        # The script looks, and its scheduler steps, at every verdict that is not "held".
+        and not (
+            phase.way == "tokens"
+            and (program.watches or program.scheduler)
+            and any(each.weight == 0.0 for deed in deeds for each in deed[:TOKENS])
+        )
         and not (program.clip == "own" and (turn.every > 1 or phase.way == "tokens"))
         and not (program.clip == "own" and "none" in acts)
         and not (any(each.weight is not None for each in passes) and not phase.weighted)

@@ -228,8 +228,9 @@ class Rounds:
         number = self._reduced
         bucket = self.buckets[number]
         present = self._board.present(self._base + number + 1)
-        itemsize = bucket.nbytes // max(1, bucket.count)
-        left, right = slices(bucket.count, len(present), itemsize)[present.index(self._board.rank)]
+        left, right = slices(bucket.count, len(present), bucket.dtype.itemsize)[
+            present.index(self._board.rank)
+        ]
         if bucket.rule == "first":
             givers = present[:1] if self._on_first_host else []
         else:
