@@ -51,7 +51,19 @@ def _options(program: Program) -> bool:
         # Without a gradient a scaler has to be told its scale again.
         and not (program.scaler and {"none", "inf"} <= {each.act for each in program.passes})
         and not (program.wire == "float16" and "short" in program.parts)
+        and not _exchanges_what_it_discards(program)
     )
+
+
+def _exchanges_what_it_discards(program: Program) -> bool:
+    """In the ring a backward pass that is averaged brings its buffers, also if it is thrown away afterwards.
+
+    The mean of all is the same, but not what each has brought last.
+    """
+    ring = program.averages_in_backward and any(phase.way == "ring" for phase in program.phases)
+    brings = program.buffers == "mean" and bool(MOVING & set(program.parts))
+    skips = any(each.act != "step" for each in program.passes)
+    return ring and brings and skips and any(each.discard for each in program.passes)
 
 
 def _phase(program: Program, phase: Phase) -> bool:
