@@ -81,6 +81,16 @@ MAY_IMPORT = {
     "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
     "argosy": {"remote", "errors", "modes", "cluster", "replica", "session", "store", "hooks", "checkpoint"},
 }
+# The same for the sub-packages of a part: what each may import of its siblings. Data flows one way.
+MAY_IMPORT_INSIDE = {
+    "remote": {
+        "transport": set(),
+        "operations": {"transport"},
+        "plan": {"operations", "transport"},
+        "task": {"operations", "plan", "transport"},
+        "client": {"operations", "transport"},
+    }
+}
 # No input or output, no clock, no chance, no tensors: decisions only.
 PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
 WITHOUT_TORCH = {
@@ -193,6 +203,22 @@ def test_imports_go_the_allowed_way() -> None:
             if module.split(".")[0] == "argosy" and part_of(module) != part:
                 names = {part_of(module), module.removeprefix("argosy.")}
                 forbidden += [] if names & MAY_IMPORT[part] else [f"{name_of(path)} imports {module}"]
+    assert not forbidden
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT_INSIDE)
+def test_imports_between_sub_packages_go_the_allowed_way(part: str) -> None:
+    """Imports inside functions and for typing count: no two sub-packages need each other."""
+    rules, forbidden = MAY_IMPORT_INSIDE[part], []
+    found = {path.parent.name for path in (SOURCE / part).glob("*/__init__.py")}
+    assert found == rules.keys()
+    assert not [path.name for path in (SOURCE / part).glob("*.py") if path.stem != "__init__"]
+    for own, allowed in rules.items():
+        for path in (SOURCE / part / own).rglob("*.py"):
+            for module in imports_of(path):
+                sibling = module.removeprefix(f"argosy.{part}").lstrip(".").partition(".")[0]
+                if module.startswith(f"argosy.{part}") and sibling not in {own, *allowed}:
+                    forbidden.append(f"{name_of(path)} imports {module}")
     assert not forbidden
 
 
