@@ -11,12 +11,12 @@ from clusters import cluster_here
 from test_lanes import ends, next_of
 
 import argosy
+from argosy.protocol.remote_work import Work
 from argosy.remote.analysis import Analysis
 from argosy.remote.berths import find_berths
 from argosy.remote.compiled import Compiled
 from argosy.remote.records import SEND, TENSOR, Result, Template
 from argosy.remote.slots import Slot
-from argosy.wire.remote_headers import Work
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 LARGE, SMALL, FLIP, HALVE = range(4)

@@ -14,10 +14,10 @@ import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
+from argosy.protocol.header import Header
+from argosy.protocol.remote_work import Work
 from argosy.remote.lanes import TO_TASK, Inlet, Lane, LaneListener, connect
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header
-from argosy.wire.remote_headers import Work
 
 CLIENT = "c" * 32
 

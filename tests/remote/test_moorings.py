@@ -11,10 +11,10 @@ from clusters import cluster_here
 from test_lanes import ends, next_of
 
 import argosy
+from argosy.protocol.remote_work import Work
 from argosy.remote.graph import Group
 from argosy.remote.lanes import Lane
 from argosy.remote.moorings import announce, moor_at_next_write
-from argosy.wire.remote_headers import Work
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 COUNT = 50_000

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from argosy.cluster.spec import Address
+from argosy.protocol.remote_work import Item, Parcel, Reply
 from argosy.remote.packing import pack, unpack
 from argosy.remote.records import (
     DEFINE,
@@ -24,7 +25,6 @@ from argosy.remote.records import (
     Template,
 )
 from argosy.remote.session import Session
-from argosy.wire.remote_headers import Item, Parcel, Reply
 
 OTHER = "/job:worker/task:1"
 LIMIT = 20.0  # seconds

@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
+from argosy.protocol.remote_work import Item as Sent
+from argosy.protocol.remote_work import Parcel
 from argosy.remote.berths import Berth
 from argosy.remote.compiled import Bare
 from argosy.remote.items import Item
 from argosy.remote.moorings import announce, moor_at_next_write
 from argosy.remote.packing import Shipping
 from argosy.remote.runs import MUCH, Call, Frame, Run
-from argosy.wire.remote_headers import Item as Sent
-from argosy.wire.remote_headers import Parcel
 
 
 def flush(_: Frame, run: Run) -> None:

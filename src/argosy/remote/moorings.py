@@ -13,13 +13,13 @@ from functools import partial
 
 import torch
 
+from argosy.protocol.header import Header
 from argosy.remote.analysis import Analysis
 from argosy.remote.berths import WORTH_IT
 from argosy.remote.graph import Group
 from argosy.remote.items import Item
 from argosy.remote.lanes import Lane
 from argosy.remote.slots import Slot
-from argosy.wire.protocol import Header
 
 # A tensor, and the object that asks: more, and something else lies in the same memory.
 _ONE_TENSOR = 2

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from argosy.errors import WireError
+from argosy.protocol.frames import MAX_FRAME_BYTES
+from argosy.protocol.remote_work import Packing
 from argosy.remote.records import dtype_name, dtype_of
-from argosy.wire.frames import MAX_FRAME_BYTES
-from argosy.wire.remote_headers import Packing
 
 # As torch's own memory is aligned: kernels sum in another order elsewhere, and bits differ.
 _ALIGNMENT = 64

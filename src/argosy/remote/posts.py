@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from argosy.errors import TaskLost
+from argosy.protocol.remote_work import Work
 from argosy.remote.records import DROP
-from argosy.wire.remote_headers import Work
 
 if TYPE_CHECKING:
     from argosy.remote.link import Link

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from argosy.protocol.remote_work import Reply
 from argosy.remote.compiled import Compiled
 from argosy.remote.graph import Group, Step, Value
 from argosy.remote.records import dtype_name
-from argosy.wire.remote_headers import Reply
 
 if TYPE_CHECKING:
     from argosy.remote.session import Session

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from argosy.protocol.remote_work import Packing
 from argosy.remote.analysis import Analysis, Sequel
 from argosy.remote.compiled import Compiled
 from argosy.remote.graph import Group, Step, Value
 from argosy.remote.packing import unpack
 from argosy.remote.rows import Row
 from argosy.remote.runs import Replay
-from argosy.wire.remote_headers import Packing
 
 if TYPE_CHECKING:
     from argosy.remote.session import Session

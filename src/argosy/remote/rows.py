@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from argosy.protocol.remote_work import Fault
+from argosy.protocol.remote_work import Item as Sent
 from argosy.remote import calls
 from argosy.remote.analysis import Analysis, Segment
 from argosy.remote.berths import Berth, find_berths
@@ -17,8 +19,6 @@ from argosy.remote.haste import QUICK
 from argosy.remote.items import Item
 from argosy.remote.moorings import may_moor
 from argosy.remote.runs import Call, Frame, Replay, Run
-from argosy.wire.remote_headers import Fault
-from argosy.wire.remote_headers import Item as Sent
 
 # So many times a row is checked and timed.
 _TRIALS = 3

@@ -19,6 +19,7 @@ import torch
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
+from argosy.protocol.remote_work import Fault, Packing, Parcel, Reply
 from argosy.remote.compiled import HEAVY, Compiled
 from argosy.remote.faults import Faults
 from argosy.remote.graph import Graph, Group, Step, Value, prepare_thread
@@ -28,7 +29,6 @@ from argosy.remote.packing import pack, unpack
 from argosy.remote.reading import readers
 from argosy.remote.records import Template
 from argosy.remote.replaying import Plan
-from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
 
 # With so many operations waiting, no more are read: what a client sends ahead lies in its messages then.
 _AHEAD = 4096
