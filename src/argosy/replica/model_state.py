@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from argosy.errors import ConfigError
-from argosy.wire.frames import MAX_FRAME_BYTES
+from argosy.protocol.frames import MAX_FRAME_BYTES
 from argosy.wire.tensors import dtype_name
 
 

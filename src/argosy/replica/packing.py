@@ -15,9 +15,9 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from argosy.protocol.frames import Dtype, FrameSpec
+from argosy.protocol.layout import Layout, Piece
 from argosy.replica.pinning import Pinned
-from argosy.store.layout import Layout, Piece
-from argosy.wire.frames import Dtype, FrameSpec
 from argosy.wire.tensors import torch_dtype
 
 Reserve: TypeAlias = Callable[[int, Sequence[FrameSpec]], list[torch.Tensor]]

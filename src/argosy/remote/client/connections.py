@@ -21,10 +21,10 @@ import torch
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
+from argosy.protocol.header import Header
+from argosy.protocol.remote_work import Work
 from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, Inlet, Lane, connect
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header
-from argosy.wire.remote_headers import Work
 from argosy.wire.zmq_channel import ZmqChannel
 
 # A batch that nobody waits for leaves after so long.

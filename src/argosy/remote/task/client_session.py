@@ -19,6 +19,7 @@ import torch
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
+from argosy.protocol.remote_work import Fault, Packing, Parcel, Reply
 from argosy.remote.operations.instructions import Template
 from argosy.remote.operations.kernel import HEAVY, Compiled
 from argosy.remote.task.faults import Faults
@@ -28,7 +29,6 @@ from argosy.remote.task.reading import readers
 from argosy.remote.task.scheduler import Graph, Group, Step, Value, prepare_thread
 from argosy.remote.task.value_exchange import Mail
 from argosy.remote.transport.tensor_codec import pack, unpack
-from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
 
 # With so many operations waiting, no more are read: what a client sends ahead lies in its messages then.
 _AHEAD = 4096

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import traceback
 
-from argosy.wire.remote_headers import Fault
+from argosy.protocol.remote_work import Fault
 
 # So many are kept. Of more than that nobody has asked for any: the latest stands for the rest.
 _MOST = 1000

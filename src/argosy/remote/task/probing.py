@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from argosy.protocol.remote_work import Reply
 from argosy.remote.operations.kernel import Compiled
 from argosy.remote.task.scheduler import Group, Step, Value
 from argosy.remote.transport.tensor_codec import dtype_name
-from argosy.wire.remote_headers import Reply
 
 if TYPE_CHECKING:
     from argosy.remote.task.client_session import Session

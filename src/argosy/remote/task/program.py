@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from argosy.protocol.remote_work import Packing
 from argosy.remote.operations.kernel import Compiled
 from argosy.remote.plan.dependencies import Analysis, Sequel
 from argosy.remote.task.runs import Replay
 from argosy.remote.task.scheduler import Group, Step, Value
 from argosy.remote.task.segment_executor import Row
 from argosy.remote.transport.tensor_codec import unpack
-from argosy.wire.remote_headers import Packing
 
 if TYPE_CHECKING:
     from argosy.remote.task.client_session import Session

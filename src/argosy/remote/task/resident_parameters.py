@@ -13,13 +13,13 @@ from functools import partial
 
 import torch
 
+from argosy.protocol.header import Header
 from argosy.remote.plan.dependencies import Analysis
 from argosy.remote.plan.direct_sends import WORTH_IT
 from argosy.remote.plan.items import Item
 from argosy.remote.task.scheduler import Group
 from argosy.remote.transport.same_host import Lane
 from argosy.remote.transport.send_buffers import Slot
-from argosy.wire.protocol import Header
 
 # A tensor, and the object that asks: more, and something else lies in the same memory.
 _ONE_TENSOR = 2

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from argosy.protocol.remote_work import Fault, Item
 from argosy.remote.task.scheduler import Value
-from argosy.wire.remote_headers import Fault, Item
 
 if TYPE_CHECKING:
     from argosy.remote.task.client_session import Session

@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
+from argosy.protocol.remote_work import Item as Sent
+from argosy.protocol.remote_work import Parcel
 from argosy.remote.operations.kernel import Bare
 from argosy.remote.plan.direct_sends import Berth
 from argosy.remote.plan.items import Item
 from argosy.remote.task.resident_parameters import announce, moor_at_next_write
 from argosy.remote.task.runs import MUCH, Call, Frame, Run
 from argosy.remote.transport.tensor_codec import Shipping
-from argosy.wire.remote_headers import Item as Sent
-from argosy.wire.remote_headers import Parcel
 
 
 def flush(_: Frame, run: Run) -> None:

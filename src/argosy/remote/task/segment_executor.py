@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from argosy.protocol.remote_work import Fault
+from argosy.protocol.remote_work import Item as Sent
 from argosy.remote.operations.kernel import HEAVY, Compiled
 from argosy.remote.plan.dependencies import Analysis, Segment
 from argosy.remote.plan.direct_sends import Berth, find_berths
@@ -17,8 +19,6 @@ from argosy.remote.plan.priorities import QUICK
 from argosy.remote.task import segment_calls as calls
 from argosy.remote.task.resident_parameters import may_moor
 from argosy.remote.task.runs import Call, Frame, Replay, Run
-from argosy.wire.remote_headers import Fault
-from argosy.wire.remote_headers import Item as Sent
 
 # So many times a row is checked and timed.
 _TRIALS = 3

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from argosy.errors import WireError
-from argosy.wire.frames import MAX_FRAME_BYTES
-from argosy.wire.remote_headers import Packing
+from argosy.protocol.frames import MAX_FRAME_BYTES
+from argosy.protocol.remote_work import Packing
 
 # As torch's own memory is aligned: kernels sum in another order elsewhere, and bits differ.
 _ALIGNMENT = 64

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from argosy.errors import WireError
-from argosy.wire.frames import ITEMSIZE, MAX_FRAME_BYTES, Dtype
+from argosy.protocol.frames import ITEMSIZE, MAX_FRAME_BYTES, Dtype
 
 
 class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
