@@ -80,9 +80,9 @@ class GradientWatch:
                 continue
             place, after, filled = places.get(id(leaf), -1), leaf.grad, id(leaf) in self._filled
             if before is not None and before in recording.externals:
-                found.used.append(_Used(leaf, place, recording.externals[before]))
-            elif filled and before is None:
-                found.used.append(_Used(leaf, place, None))
+                found.used.append(Used(leaf, place, recording.externals[before]))
+            elif before is None and (filled or after is None):  # one that was there it might have cleared
+                found.used.append(Used(leaf, place, None))
             if filled or _number(after) != before:
                 found.left.append(_Left(leaf, place, after, returned.get(id(after), -1)))
         return found
@@ -96,7 +96,7 @@ def is_leaf(tensor: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Used:
+class Used:
     """A tensor whose `.grad` was there, or was not, and mattered. `place`: of an argument, which."""
 
     leaf: Any
@@ -118,7 +118,7 @@ class _Left:
 class Gradients:
     """What a recorded step did with gradients."""
 
-    used: list[_Used]
+    used: list[Used]
     left: list[_Left]
 
     def are_as_they_were(self, leaves: Sequence[Any]) -> bool:

@@ -175,12 +175,22 @@ def infer(
         # Not known without values, or a mistake of the user's: the task's own kernel has the last word.
         recipe.probe = True
         return recipe
+    returned = _asked_for(func, args, kwargs, returned)
     _note_outputs(recipe, returned, [metas[id(each)] for each in order])
     recipe.reshapes = any(
         metas[id(each)].shape != each.shape or metas[id(each)].stride() != each.stride()
         for each in (order[i] for i in recipe.mutates)
     )
     return recipe
+
+
+def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Any) -> Any:
+    """A backward operation makes the gradients that its mask asks for; on meta tensors it may make all."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "output_mask" not in names:
+        return returned
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return tuple(each if asked else None for each, asked in zip(returned, given["output_mask"], strict=True))
 
 
 def _note_outputs(recipe: Recipe, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
