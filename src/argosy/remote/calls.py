@@ -13,6 +13,7 @@ from argosy.remote.items import Item
 from argosy.remote.moorings import announce, moor_at_next_write
 from argosy.remote.packing import Shipping
 from argosy.remote.runs import MUCH, Call, Frame, Run
+from argosy.torch_private import set_grad_enabled
 from argosy.wire.remote_headers import Item as Sent
 from argosy.wire.remote_headers import Parcel
 
@@ -30,12 +31,12 @@ def flush_much(_: Frame, run: Run) -> None:
 
 def set_grad(_: Frame, run: Run) -> None:
     """As it was when the step was recorded."""
-    torch._C._set_grad_enabled(True)
+    set_grad_enabled(True)
 
 
 def set_no_grad(_: Frame, run: Run) -> None:
     """As it was when the step was recorded."""
-    torch._C._set_grad_enabled(False)
+    set_grad_enabled(False)
 
 
 def forgetter(dies: Sequence[int]) -> Call:

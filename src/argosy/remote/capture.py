@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from argosy.events import say
 from argosy.remote.client import Client
@@ -21,6 +20,7 @@ from argosy.remote.posts import Post
 from argosy.remote.recording import Feed, LocalCall, LocalTape, NotRepeatable, Recording, tensors_in
 from argosy.remote.records import ALIAS, RECORD, REPLAY, UNRECORD
 from argosy.remote.scopes import current_client
+from argosy.torch_private import tree_flatten, tree_unflatten
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,6 +19,7 @@ from argosy.remote.graph import Group
 from argosy.remote.items import Item
 from argosy.remote.lanes import Lane
 from argosy.remote.slots import Slot
+from argosy.torch_private import storage_key, storage_uses
 from argosy.wire.protocol import Header
 
 # A tensor, and the object that asks: more, and something else lies in the same memory.
@@ -77,7 +78,7 @@ def moor_at_next_write(group: Group, lane: Lane, tensor: torch.Tensor) -> None:
 def _moor(group: Group, lane: Lane, tensor: torch.Tensor, pause: int) -> None:
     """Move it, unless views of it would stay behind, or the lane has no memory for it."""
     storage = tensor.untyped_storage()
-    shares = torch._C._storage_Use_Count(storage._cdata) > _ONE_TENSOR
+    shares = storage_uses(storage_key(storage)) > _ONE_TENSOR
     if shares or storage.nbytes() != tensor.nbytes or (slot := lane.home(tensor.nbytes)) is None:
         return
     home = slot.tensor(tensor.dtype, tensor.shape, tensor.stride()).copy_(tensor)

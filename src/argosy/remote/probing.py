@@ -10,6 +10,7 @@ import torch
 from argosy.remote.compiled import Compiled
 from argosy.remote.graph import Group, Step, Value
 from argosy.remote.records import dtype_name
+from argosy.torch_private import storage_key
 from argosy.wire.remote_headers import Reply
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def _describe(output: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
         return ["v", output]
     if output.layout is not torch.strided or output.is_quantized:
         raise TypeError(f"a tensor that remote devices do not know: {output.layout}, {output.dtype}")
-    memory = output.untyped_storage()._cdata
-    shared = [n for n, each in enumerate(inputs) if each.untyped_storage()._cdata == memory]
+    memory = storage_key(output.untyped_storage())
+    shared = [n for n, each in enumerate(inputs) if storage_key(each.untyped_storage()) == memory]
     return [
         "t",
         dtype_name(output.dtype),

@@ -28,6 +28,7 @@ from argosy.remote.packing import pack, unpack
 from argosy.remote.reading import readers
 from argosy.remote.records import Template
 from argosy.remote.replaying import Plan
+from argosy.torch_private import storage_key
 from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
 
 # With so many operations waiting, no more are read: what a client sends ahead lies in its messages then.
@@ -368,7 +369,7 @@ class Session:
         """REPORT"""
         self._sum_up()
         values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
-        memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
+        memory = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in values.values()}
         results = [dict(self.counts), len(self.values), sum(memory.values())]
         self.answer(Reply(request, results))
 
