@@ -22,12 +22,22 @@ MAY_IMPORT = {
     "script": set(),
     "modes": {"errors"},
     "torch_private": set(),
+    "protocol": {"errors", "modes"},
     "cluster": {"errors", "events", "modes"},
-    "update": {"modes"},
-    # The wire carries layouts and decisions, which are plain data: these modules of other parts, no more.
-    "wire": {"errors", "modes", "cluster", "store.layout", "update.decisions", "checkpoint.index"},
-    "checkpoint": {"errors", "events", "wire", "observe.journal"},
-    "store": {"errors", "events", "modes", "cluster", "update", "wire", "checkpoint", "torch_private"},
+    "update": {"modes", "protocol"},
+    "wire": {"errors", "cluster", "protocol"},
+    "checkpoint": {"protocol", "errors", "events", "wire", "observe.journal"},
+    "store": {
+        "protocol",
+        "errors",
+        "events",
+        "modes",
+        "cluster",
+        "update",
+        "wire",
+        "checkpoint",
+        "torch_private",
+    },
     # The ring shares memory as the wire does, and knows the words that a task is configured by.
     "ring": {"errors", "events", "cluster", "wire.shared_memory", "torch_private"},
     "replica": {
@@ -36,8 +46,8 @@ MAY_IMPORT = {
         "script",
         "modes",
         "cluster",
-        "update.decisions",
         "update.cuts",
+        "protocol",
         "checkpoint",
         "wire",
         "store",
@@ -47,7 +57,7 @@ MAY_IMPORT = {
         "hooks",
         "torch_private",
     },
-    "remote": {"errors", "events", "cluster", "wire", "torch_private"},
+    "remote": {"protocol", "errors", "events", "cluster", "wire", "torch_private"},
     "session": {
         "errors",
         "events",
@@ -58,12 +68,12 @@ MAY_IMPORT = {
         "hooks",
         "observe",
         "checkpoint",
-        "wire.status",
+        "protocol",
         "wire.tensors",
     },
     "hooks": {"errors", "events", "modes", "session", "observe", "torch_private"},
-    "observe": {"errors", "events", "wire.status"},
-    "launch": {"cli", "errors", "events", "modes", "cluster", "observe", "store.status", "wire.status"},
+    "observe": {"protocol", "errors", "events"},
+    "launch": {"cli", "errors", "events", "modes", "cluster", "observe", "store.status", "protocol"},
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},
@@ -80,8 +90,18 @@ MAY_IMPORT = {
         "bench",
         "checkpoint.listing",
     },
-    "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
+    "testing": {"protocol", "errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
     "argosy": {"remote", "errors", "modes", "cluster", "replica", "session", "store", "hooks", "checkpoint"},
+}
+# The same for the sub-packages of a part: what each may import of its siblings. Data flows one way.
+MAY_IMPORT_INSIDE = {
+    "remote": {
+        "transport": set(),
+        "operations": {"transport"},
+        "plan": {"operations", "transport"},
+        "task": {"operations", "plan", "transport"},
+        "client": {"operations", "transport"},
+    }
 }
 # No input or output, no clock, no chance, no tensors: decisions only.
 PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
@@ -90,6 +110,7 @@ WITHOUT_TORCH = {
     "events",
     "script",
     "modes",
+    "protocol",
     "cluster",
     "update",
     "launch",
@@ -204,6 +225,22 @@ def test_imports_go_the_allowed_way() -> None:
             if module.split(".")[0] == "argosy" and part_of(module) != part:
                 names = {part_of(module), module.removeprefix("argosy.")}
                 forbidden += [] if names & MAY_IMPORT[part] else [f"{name_of(path)} imports {module}"]
+    assert not forbidden
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT_INSIDE)
+def test_imports_between_sub_packages_go_the_allowed_way(part: str) -> None:
+    """Imports inside functions and for typing count: no two sub-packages need each other."""
+    rules, forbidden = MAY_IMPORT_INSIDE[part], []
+    found = {path.parent.name for path in (SOURCE / part).glob("*/__init__.py")}
+    assert found == rules.keys()
+    assert not [path.name for path in (SOURCE / part).glob("*.py") if path.stem != "__init__"]
+    for own, allowed in rules.items():
+        for path in (SOURCE / part / own).rglob("*.py"):
+            for module in imports_of(path):
+                sibling = module.removeprefix(f"argosy.{part}").lstrip(".").partition(".")[0]
+                if module.startswith(f"argosy.{part}") and sibling not in {own, *allowed}:
+                    forbidden.append(f"{name_of(path)} imports {module}")
     assert not forbidden
 
 

@@ -547,7 +547,7 @@ def test_gloo_options() -> None:
 
 # --- by name only -----------------------------------------------------------------------------------------
 def test_operators_with_preconditions_are_there() -> None:
-    checks = importlib.import_module("argosy.remote.preconditions").CHECKS
+    checks = importlib.import_module("argosy.remote.operations.preconditions").CHECKS
     missing = [name for name in checks if not hasattr(torch.ops.aten, name)]
     assert not missing
 

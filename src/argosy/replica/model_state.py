@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from argosy.errors import ConfigError
+from argosy.protocol.frames import MAX_FRAME_BYTES
 from argosy.torch_private import buffers_of
-from argosy.wire.frames import MAX_FRAME_BYTES
 from argosy.wire.tensors import dtype_name
 
 

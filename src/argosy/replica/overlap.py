@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from argosy.protocol.layout import Layout
 from argosy.replica.packing import Packing
-from argosy.store.layout import Layout
 from argosy.torch_private import version_of
 
 

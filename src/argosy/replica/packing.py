@@ -15,10 +15,10 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from argosy.protocol.frames import Dtype, FrameSpec
+from argosy.protocol.layout import Layout, Piece
 from argosy.replica.pinning import Pinned
-from argosy.store.layout import Layout, Piece
 from argosy.torch_private import foreach_copy_, foreach_mul, foreach_mul_
-from argosy.wire.frames import Dtype, FrameSpec
 from argosy.wire.tensors import torch_dtype
 
 Reserve: TypeAlias = Callable[[int, Sequence[FrameSpec]], list[torch.Tensor]]

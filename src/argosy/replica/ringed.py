@@ -79,7 +79,7 @@ class RingExchange:
         """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
-        self._agreement = Agreement(optimizer, self._member.names, self._member.meet)
+        self._agreement = Agreement(optimizer, self._member.names, self._member.gather)
         self._outcome = None
         self._begin_saving(training)
         self._open(first=True)
@@ -99,7 +99,7 @@ class RingExchange:
         state.averages = self._averages.values
         member = self._member
         self._saving = RingSaving(
-            training, training.keeping, state, member.rank, member.group.size, member.meet
+            training, training.keeping, state, member.rank, member.group.size, member.gather
         )
         self.resumed = self._saving.begin()
         begin_from(self._optimizer, training, self.resumed)
@@ -148,7 +148,7 @@ class RingExchange:
             return
         take_state(self._member, self._optimizer, self._parameters)
         if model is None:  # begun by a gradient, which was made before
-            told = self._member.meet(bytes([changed and bool(gradients_of(self._parameters))]))
+            told = self._member.gather(bytes([changed and bool(gradients_of(self._parameters))]))
             names = [name for name, each in zip(self._member.names, told, strict=True) if any(each)]
             if names and self._member.rank == 0:
                 say(
