@@ -29,6 +29,7 @@ from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
 from argosy.ring.notes import Outcome, Says
+from argosy.torch_private import at_end_of_backward, graph_task
 
 
 class RingExchange:
@@ -185,7 +186,7 @@ class RingExchange:
 
     def _begin_late(self, prepare: Callable[[], None]) -> None:
         """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if task != self._late:
             self._late = task
 
@@ -193,7 +194,7 @@ class RingExchange:
                 prepare()
                 self._outcome = self._round(Says.GIVES, takes=True)
 
-            torch.autograd.Variable._execution_engine.queue_callback(end)
+            at_end_of_backward(end)
 
     def _end_pass(self, outcome: Outcome) -> None:
         """It is over, and `.grad` is the mean."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from argosy.events import say
 from argosy.remote.client.cluster_client import Client
@@ -22,6 +21,7 @@ from argosy.remote.client.outbox import Post
 from argosy.remote.client.recording import Feed, LocalCall, LocalTape, NotRepeatable, Recording, tensors_in
 from argosy.remote.operations.instructions import ALIAS, RECORD, REPLAY, UNRECORD
 from argosy.remote.transport.tensor_codec import pack
+from argosy.torch_private import tree_flatten, tree_unflatten
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from argosy.remote.client.handle import Handle
+from argosy.torch_private import is_view
 
 if TYPE_CHECKING:
     from argosy.remote.client.recording import Recording
@@ -90,7 +91,7 @@ class GradientWatch:
 
 def is_leaf(tensor: Any) -> bool:
     """Whether it may have a gradient of its own, and lies on a device. Of a view torch may refuse to say."""
-    if not tensor.requires_grad or tensor._is_view():
+    if not tensor.requires_grad or is_view(tensor):
         return False
     return bool(tensor.is_leaf and hasattr(tensor, "handle"))
 
