@@ -10,13 +10,13 @@ import torch
 from twins import Optimizer, Twins
 
 from argosy.errors import ConfigError, WireError
-from argosy.store import layout as layouts
+from argosy.protocol import layout as layouts
+from argosy.protocol.joining import OptimizerSpec
+from argosy.protocol.layout import Layout, ParameterSpec, Share, extend
 from argosy.store.flat_optimizer import FlatOptimizer
-from argosy.store.layout import Layout, ParameterSpec, Share, extend
 from argosy.store.optimizers import describe
 from argosy.store.placement import RoundRobin, Split
 from argosy.store.shard import Shard
-from argosy.wire.protocol import OptimizerSpec
 
 SHAPES = [(4, 3), (3,), (), (2, 5), (0, 2), (7,)]
 

@@ -30,6 +30,7 @@ from argosy.replica.ring_items import (
 from argosy.ring.buckets import BUCKET_BYTES, Piece, fill
 from argosy.ring.member import RingMember
 from argosy.ring.notes import ABSENT, DENSE, Outcome, Says
+from argosy.torch_private import at_end_of_backward, foreach_copy_, graph_task
 
 
 class Averaging:
@@ -106,7 +107,7 @@ class Averaging:
         buckets = self._buckets_of[number]
 
         def arrived(_: torch.Tensor) -> None:
-            task = torch._C._current_graph_task_id()
+            task = graph_task()
             if task != self._backward or not self._under_way:
                 on_pass()
                 if task != self._backward or not self._under_way:  # not to be averaged, or this is replaced
@@ -133,14 +134,14 @@ class Averaging:
 
     def begin_pass(self, mark: Callable[[], int]) -> None:
         """A backward pass gives to a new round, or goes on with one that was broken off."""
-        self._backward = torch._C._current_graph_task_id()
+        self._backward = graph_task()
         self._seen: set[int] = set()
         self._missing = list(self._hooked)
         if [parameter.requires_grad for parameter in self._parameters] != self._trains:
             self._missing = [-1] * len(self._hooked)  # hooks are not up to date: all leave at the end
         if not self._under_way:  # else what the last one has sent holds
             self.begin(Says.GIVES, mark())
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._on_end(self.end()))
+        at_end_of_backward(lambda: self._on_end(self.end()))
 
     @torch.no_grad()
     def _send_full_ones(self) -> None:
@@ -187,12 +188,12 @@ class Averaging:
                 kinds.append(kind_of(gradient))
                 dense.append(cut(self._whole(gradient, piece), piece))
         if len(dense) == len(views):
-            torch._foreach_copy_(views, dense)
+            foreach_copy_(views, dense)
             self.rounds.enter(None if kinds.count(DENSE) == len(kinds) else kinds)
             return
         there = [view for view, kind in zip(views, kinds, strict=True) if kind != ABSENT]
         if dense:
-            torch._foreach_copy_(there, dense)
+            foreach_copy_(there, dense)
         for view, kind in zip(views, kinds, strict=True):
             if kind == ABSENT:
                 view.fill_(-0.0)
@@ -228,7 +229,7 @@ class Averaging:
             elif kind != ABSENT:
                 self._put_sparse(piece, sources[place], kind)
         if targets:
-            torch._foreach_copy_(targets, taken)
+            foreach_copy_(targets, taken)
 
     def _put_sparse(self, piece: Piece, source: torch.Tensor, kind: int) -> None:
         parameter = self._parameters[piece.item]

@@ -29,6 +29,7 @@ from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
 from argosy.ring.notes import Outcome, Says
+from argosy.torch_private import at_end_of_backward, graph_task
 
 
 class RingExchange:
@@ -80,7 +81,7 @@ class RingExchange:
         """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
-        self._agreement = Agreement(optimizer, self._member.names, self._member.meet)
+        self._agreement = Agreement(optimizer, self._member.names, self._member.gather)
         self._outcome = None
         self._begin_saving(training)
         self._open(first=True)
@@ -100,7 +101,7 @@ class RingExchange:
         state.averages = self._averages.values
         member = self._member
         self._saving = RingSaving(
-            training, training.keeping, state, member.rank, member.group.size, member.meet
+            training, training.keeping, state, member.rank, member.group.size, member.gather
         )
         self.resumed = self._saving.begin()
         begin_from(self._optimizer, training, self.resumed)
@@ -155,7 +156,7 @@ class RingExchange:
             return
         take_state(self._member, self._optimizer, self._parameters)
         if model is None:  # begun by a gradient, which was made before
-            told = self._member.meet(bytes([changed and bool(gradients_of(self._parameters))]))
+            told = self._member.gather(bytes([changed and bool(gradients_of(self._parameters))]))
             names = [name for name, each in zip(self._member.names, told, strict=True) if any(each)]
             if names and self._member.rank == 0:
                 say(
@@ -186,7 +187,7 @@ class RingExchange:
 
     def _begin_late(self, prepare: Callable[[], None]) -> None:
         """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if task != self._late:
             self._late = task
 
@@ -194,7 +195,7 @@ class RingExchange:
                 prepare()
                 self._outcome = self._round(Says.GIVES, takes=True)
 
-            torch.autograd.Variable._execution_engine.queue_callback(end)
+            at_end_of_backward(end)
 
     def _end_pass(self, outcome: Outcome) -> None:
         """It is over, and `.grad` is the mean."""

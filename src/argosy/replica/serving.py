@@ -19,15 +19,15 @@ from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.events import say
+from argosy.protocol.header import Header
 from argosy.replica.signals import Signals
 from argosy.wire.channel import Arrival, Channel, Listener, Peer
-from argosy.wire.protocol import Header
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
 
 if TYPE_CHECKING:
     import torch
 
-    from argosy.remote.host import Host
+    from argosy.remote.task.task_server import Host
     from argosy.wire.inbox import Inbox
 
 
@@ -89,8 +89,8 @@ class Server:
         self._listener: Listener = self._inbox or network
         self._host: Host | None = None
         if remote:
-            from argosy.remote.devices import find_devices
-            from argosy.remote.host import Host
+            from argosy.remote.task.devices import find_devices
+            from argosy.remote.task.task_server import Host
 
             keep_freed_memory()
             devices = find_devices(visible_devices, allow_growth)

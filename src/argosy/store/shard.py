@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import torch
 
 from argosy.errors import WireError
+from argosy.protocol.fields import Group
+from argosy.protocol.joining import OptimizerSpec
+from argosy.protocol.layout import Layout, Piece
 from argosy.store.averages import decay_at
 from argosy.store.flat_optimizer import FlatOptimizer
-from argosy.store.layout import Layout, Piece
 from argosy.store.ranges import Range, complement, intersection, merged
 from argosy.store.sums import Gradient, Part, Sums
+from argosy.torch_private import foreach_lerp_
 from argosy.wire.large_pages import empty_like
-from argosy.wire.protocol import Group, OptimizerSpec
 from argosy.wire.tensors import torch_dtype
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -236,7 +238,7 @@ class Shard:
                 absent = [self._absent[position] for position in positions]
                 optimizer.update([means.get(position) for position in positions], absent)
         if self.average is not None and self._averages:  # a server may keep nothing
-            torch._foreach_lerp_(self._averages, self._masters, 1.0 - decay_at(self.average, step))
+            foreach_lerp_(self._averages, self._masters, 1.0 - decay_at(self.average, step))
         self._means = {}
         self._values = {}
 
