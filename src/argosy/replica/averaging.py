@@ -48,6 +48,7 @@ class Averaging:
         on_pass: Callable[[], None] | None,
         on_end: Callable[[Outcome], None],
     ) -> None:
+        self._member = member
         self._parameters = parameters
         self._places = places
         self._on_pass = on_pass
@@ -150,7 +151,7 @@ class Averaging:
         """A round begins."""
         self._under_way = True
         self._gives = says == Says.GIVES
-        self.rounds.begin(says, mark)
+        self.rounds.begin(says, mark, self._member.take_wishes())
 
     @torch.no_grad()
     def end(self, takes: bool = True) -> Outcome:
