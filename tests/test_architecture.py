@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "script",
         "modes",
         "cluster",
-        "update.cuts",
+        "update.checkpoints",
         "protocol",
         "checkpoint",
         "wire",

@@ -28,7 +28,7 @@ from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
-from argosy.ring.notes import Outcome, Says
+from argosy.ring.notes import NO_WISHES, Outcome, Says, Wishes
 from argosy.torch_private import at_end_of_backward, graph_task
 
 
@@ -58,7 +58,8 @@ class RingExchange:
         self._watched: list[RemovableHandle] = []
         self._saving: RingSaving | None = None
         self._state: TorchState | None = None
-        self._stop_at: int | None = None  # told by the chief
+        self._told = NO_WISHES  # what somebody wants of all after the next step
+        self._stop_at: int | None = None
         self._averages = OwnAverages((), None)
         self.resumed = Resumed()
         self.keeps_state = False
@@ -99,10 +100,7 @@ class RingExchange:
             return
         self._state = state = TorchState(training.model, self._optimizer)
         state.averages = self._averages.values
-        member = self._member
-        self._saving = RingSaving(
-            training, training.keeping, state, member.rank, member.group.size, member.gather
-        )
+        self._saving = RingSaving(training, training.keeping, state, self._member)
         self.resumed = self._saving.begin()
         begin_from(self._optimizer, training, self.resumed)
         self._step = self.resumed.step
@@ -219,6 +217,8 @@ class RingExchange:
 
     def _checked(self, outcome: Outcome) -> Outcome:
         self._agreement.check(outcome)
+        if outcome.wishes:
+            self._told |= outcome.wishes
         if outcome.givers:
             self._last_giver = outcome.first
             if not outcome.complete:
@@ -278,10 +278,11 @@ class RingExchange:
         self._optimizer.step()
         self._step += 1
         self._averages.update(self._step)
+        told, self._told = self._told, NO_WISHES
         if self._saving is not None:
-            self._saving.after_step(self._step)
-            if (told := self._saving.stops_at()) is not None:
-                self._stop_at = told
+            self._saving.after_step(self._step, Wishes.SAVE in told)
+        if Wishes.STOP in told:
+            self._stop_at = self._step
         self._use.follow()
 
     @property
@@ -340,11 +341,12 @@ class RingExchange:
 
     def wish(self, what: Literal["save", "stop"]) -> None:
         """See `Exchange`."""
-        if self._saving is not None:
-            self._saving.wish(what, self._step)
+        self._member.wishes |= Wishes.SAVE if what == "save" else Wishes.STOP
 
     def finish(self) -> Verdict:
         """See `Exchange`."""
+        if Wishes.STOP in self._member.wishes and not self._stops and self._averaging is not None:
+            self._follow_the_others()  # they hear of it in their next step, which all make
         if self._saving is not None:
             self._saving.finish(self._step, self._training.state)
         return self.pull()

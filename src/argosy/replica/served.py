@@ -275,7 +275,7 @@ class ServedExchange:
         """See `Exchange`."""
         if self._cut:
             self._cut = False
-            self._client.give_state(self._training.state())
+            self._client.give_state(self._training.state(), self._version)
 
     def finish(self) -> Verdict:
         """See `Exchange`."""
