@@ -33,6 +33,9 @@ FLAGS = {
 }
 
 
+MORE = pytest.mark.faults
+
+
 @pytest.mark.parametrize(
     ("way", "fails", "others"),
     [
@@ -43,9 +46,9 @@ FLAGS = {
         pytest.param(
             "async", "ps1", ["ps/task:0", "worker/task:0", "worker/task:1"], marks=pytest.mark.faults
         ),
-        pytest.param("ring", "worker0", ["worker/task:1", "worker/task:2"], marks=pytest.mark.faults),
+        pytest.param("ring", "worker0", ["worker/task:1", "worker/task:2"], marks=MORE),
         ("ring", "worker2", ["worker/task:0", "worker/task:1"]),
-        pytest.param("evaluator", "worker0", ["ps/task:0", "evaluator/task:0"], marks=pytest.mark.faults),
+        pytest.param("evaluator", "worker0", ["ps/task:0", "evaluator/task:0"], marks=MORE),
     ],
 )
 def test_those_who_wait_are_told_and_end_by_themselves(
