@@ -123,6 +123,8 @@ class AloneExchange:
         if self._saving is not None:
             self._saving.close()
 
+    abandon = release
+
     def _verdict(self) -> Verdict:
         stop = self._last_step is not None and self._step >= self._last_step
         return Verdict("pulled", self._step, stop=stop)

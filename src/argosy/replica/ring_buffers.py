@@ -16,7 +16,7 @@ from argosy.replica.ring_items import Places, buffers_at
 from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.notes import ABSENT
 from argosy.ring.rounds import Rounds
-from argosy.torch_private import buffers_of, foreach_copy_
+from argosy.torch_private import foreach_copy_
 
 # By the module that a buffer is of, and its name there.
 Brought: TypeAlias = Mapping[tuple[int, str], torch.Tensor]
@@ -55,7 +55,7 @@ class RingBuffers:
                 self._put(number, last)
 
     def _keys(self) -> list[tuple[int, str]]:
-        return [(id(module), name) for module, name in self._places if buffers_of(module)[name] is not None]
+        return [(id(module), name) for module, name in self._places if getattr(module, name) is not None]
 
     def brought(self) -> Brought:
         """A copy of what this worker has brought last, for rounds of other buckets."""

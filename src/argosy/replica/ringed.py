@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError
 from argosy.events import say
-from argosy.replica.agreement import Agreement
+from argosy.replica.agreement import Agreement, Stage
 from argosy.replica.averaging import Averaging
 from argosy.replica.chiefs import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
@@ -111,6 +111,7 @@ class RingExchange:
         self._extend(first)
 
     def _extend(self, first: int) -> None:
+        self._round(Says.HOLDS, "joins")  # on which all agree, or each hears what another does instead
         if self._state is not None:
             self._state.restore_later(first)
         self._open()
@@ -178,9 +179,9 @@ class RingExchange:
             self._begin_late(lambda: self._extend(len(self._parameters)))
             return
         if self._outcome is not None and not self._outcome.complete:
-            self._round(Says.HOLDS, ends=True)  # who has skipped waits for what becomes of the last pass
+            self._round(Says.HOLDS, "ends")  # who has skipped waits for what becomes of the last pass
         self._outcome = None
-        self._use.begin_pass(lambda: self._mark(False))
+        self._use.begin_pass(lambda: self._mark("begins"))
 
     def _begin_late(self, prepare: Callable[[], None]) -> None:
         """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
@@ -203,17 +204,17 @@ class RingExchange:
         assert self._averaging is not None
         return self._averaging
 
-    def _round(self, says: Says, ends: bool = False, takes: bool = False) -> Outcome:
-        """A round outside of backward; `ends`: the second one of a step that somebody has skipped."""
+    def _round(self, says: Says, stage: Stage = "begins", takes: bool = False) -> Outcome:
+        """A round outside of backward; "ends": the second one of a step that somebody has skipped."""
         averaging = self._use
         if not averaging.under_way:  # else a backward pass was broken off, and what it has sent holds
-            averaging.begin(says, self._mark(ends), ends)
+            averaging.begin(says, self._mark(stage), stage == "ends")
         return self._checked(averaging.end(takes))
 
-    def _mark(self, ends: bool) -> int:
+    def _mark(self, stage: Stage) -> int:
         if (loaded := self._training.loads.changed()) is not None:
             self._agreement.loaded(loaded.digest)
-        return self._agreement.mark(self._step, ends)
+        return self._agreement.mark(self._step, stage)
 
     def _checked(self, outcome: Outcome) -> Outcome:
         self._agreement.check(outcome)
@@ -240,7 +241,7 @@ class RingExchange:
         if outcome is not None:
             self._use.take_back()
             if not outcome.complete:
-                self._round(says, ends=True)
+                self._round(says, "ends")
 
     def step(self, turn: Turn) -> Verdict:
         """See `Exchange`."""
@@ -265,7 +266,7 @@ class RingExchange:
     def _end_step(self, outcome: Outcome, says: Says) -> bool:
         """All get the gradient as the first giver has it now; whether there is one, and it is applied."""
         tells = outcome.first == self._member.rank
-        ended = self._round(says if tells else Says.SKIPS, ends=True, takes=True)
+        ended = self._round(says if tells else Says.SKIPS, "ends", takes=True)
         if ended.held:
             raise ArgosyError(
                 "a worker accumulates gradients while another makes a step with them; "
@@ -311,7 +312,7 @@ class RingExchange:
             while self._round(Says.SKIPS).givers:
                 for parameter in self._parameters:
                     parameter.grad = None  # one that nobody uses has no gradient, whatever was left of before
-                ended = self._round(Says.SKIPS, ends=True, takes=True)
+                ended = self._round(Says.SKIPS, "ends", takes=True)
                 if ended.givers:
                     self._apply()
                 if not ended.held:
@@ -360,9 +361,13 @@ class RingExchange:
         if self._averaging is not None and self._averaging.rounds.stays:
             while (outcome := self._round(Says.IS_DONE)).active:
                 if outcome.givers and not outcome.complete:
-                    self._round(Says.IS_DONE, ends=True)
+                    self._round(Says.IS_DONE, "ends")
             if self._last_giver >= 0:
                 take_values(self._member, self._parameters, self._last_giver)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """See `Exchange`."""
         self._close()
         if self._saving is not None:
             self._saving.close()

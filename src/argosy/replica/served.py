@@ -334,6 +334,8 @@ class ServedExchange:
         if self._overlap is not None:
             self._overlap.close()
 
+    abandon = release
+
 
 def say_beginning(opened: DirectoryOpened, directory: str) -> None:
     """Where a training begins, for a person."""
