@@ -110,6 +110,12 @@ RUNS_THE_SCRIPT = {"argosy.launch.forked"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NO_NAMES_LIKE_THESE = {"utils", "helpers", "manager", "common", "misc", "base", "core"}
 MOST_LINES = 400
+# What is larger all the same, and why.
+LARGE = {
+    "argosy.remote.client.cluster_client": "one class: the state of a connection, all of it under one lock",
+    "argosy.remote.client.dispatch": "a remote tensor and its dispatch need each other",
+    "argosy.remote.task.client_session": "one method for each instruction of a batch",
+}
 
 
 def part_of(module: str) -> str:
@@ -257,6 +263,7 @@ def test_nothing_that_is_received_can_be_run() -> None:
 def test_modules_are_small_and_say_what_they_are() -> None:
     for path in MODULES:
         text = path.read_text()
-        assert len(text.splitlines()) <= MOST_LINES, f"{name_of(path)} is too long"
+        is_large = len(text.splitlines()) > MOST_LINES
+        assert is_large == (name_of(path) in LARGE), f"{name_of(path)} is too long, or no longer large"
         assert ast.get_docstring(ast.parse(text)), f"{name_of(path)} has no docstring"
         assert path.stem not in NO_NAMES_LIKE_THESE, f"{name_of(path)} could be anything"

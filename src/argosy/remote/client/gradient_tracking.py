@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from argosy.remote.client.recording import Recording
 
 
-class Rehearsal:
+class WarmupObserver:
     """Looks on at the first call, for the tensors of which the second is to know how it found them."""
 
     def __init__(self) -> None:
         self.leaves: dict[int, Any] = {}
 
-    def note(self, recipe: Any, tensors: Iterable[Any], device: Any) -> None:
+    def note(self, inferred: Any, tensors: Iterable[Any], device: Any) -> None:
         """An operation that was sent."""
         self.note_leaves(tensors)
 
@@ -38,7 +38,7 @@ class Rehearsal:
         """What an operation returns."""
 
 
-class GradientWatch:
+class GradientTracker:
     """Looks on while a step is recorded. It keeps no tensor alive: what the step lets go of must be seen to
     go.
     """
@@ -70,11 +70,11 @@ class GradientWatch:
         """Those that are still there."""
         return [leaf for reference, _ in self._before.values() if (leaf := reference()) is not None]
 
-    def found(self, recording: Recording, leaves: Sequence[Any], outputs: Sequence[Any]) -> Gradients:
+    def found(self, recording: Recording, leaves: Sequence[Any], outputs: Sequence[Any]) -> GradientEffects:
         """What it did with gradients; `leaves` are its arguments, `outputs` what it returned."""
         places = {id(each): place for place, each in enumerate(leaves)}
         returned = {id(each): place for place, each in enumerate(outputs)}
-        found = Gradients([], [])
+        found = GradientEffects([], [])
         for reference, before in self._before.values():
             if (leaf := reference()) is None:
                 continue
@@ -115,13 +115,13 @@ class _Left:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientEffects:
     """What a recorded step did with gradients."""
 
     used: list[_Used]
     left: list[_Left]
 
-    def are_as_they_were(self, leaves: Sequence[Any]) -> bool:
+    def match(self, leaves: Sequence[Any]) -> bool:
         """Whether a call with these arguments finds what the recorded one found."""
         for each in self.used:
             gradient = (each.leaf if each.place < 0 else leaves[each.place]).grad
