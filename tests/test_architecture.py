@@ -21,22 +21,33 @@ MAY_IMPORT = {
     "events": set(),
     "script": set(),
     "modes": {"errors"},
+    "torch_private": set(),
+    "protocol": {"errors", "modes"},
     "cluster": {"errors", "events", "modes"},
-    "update": {"modes"},
-    # The wire carries layouts and decisions, which are plain data: these modules of other parts, no more.
-    "wire": {"errors", "modes", "cluster", "store.layout", "update.decisions", "checkpoint.index"},
-    "checkpoint": {"errors", "events", "wire", "observe.journal"},
-    "store": {"errors", "events", "modes", "cluster", "update", "wire", "checkpoint"},
+    "update": {"modes", "protocol"},
+    "wire": {"errors", "cluster", "protocol"},
+    "checkpoint": {"protocol", "errors", "events", "wire", "observe.journal"},
+    "store": {
+        "protocol",
+        "errors",
+        "events",
+        "modes",
+        "cluster",
+        "update",
+        "wire",
+        "checkpoint",
+        "torch_private",
+    },
     # The ring shares memory as the wire does, and knows the words that a task is configured by.
-    "ring": {"errors", "events", "cluster", "wire.shared_memory"},
+    "ring": {"errors", "events", "cluster", "wire.shared_memory", "torch_private"},
     "replica": {
         "errors",
         "events",
         "script",
         "modes",
         "cluster",
-        "update.decisions",
         "update.cuts",
+        "protocol",
         "checkpoint",
         "wire",
         "store",
@@ -44,8 +55,9 @@ MAY_IMPORT = {
         "remote",
         "session",
         "hooks",
+        "torch_private",
     },
-    "remote": {"errors", "events", "cluster", "wire"},
+    "remote": {"protocol", "errors", "events", "cluster", "wire", "torch_private"},
     "session": {
         "errors",
         "events",
@@ -56,12 +68,12 @@ MAY_IMPORT = {
         "hooks",
         "observe",
         "checkpoint",
-        "wire.status",
+        "protocol",
         "wire.tensors",
     },
-    "hooks": {"errors", "events", "modes", "session", "observe"},
-    "observe": {"errors", "events", "wire.status"},
-    "launch": {"cli", "errors", "events", "modes", "cluster", "observe", "store.status", "wire.status"},
+    "hooks": {"errors", "events", "modes", "session", "observe", "torch_private"},
+    "observe": {"protocol", "errors", "events"},
+    "launch": {"cli", "errors", "events", "modes", "cluster", "observe", "store.status", "protocol"},
     "datasets": {"errors"},
     "demo": {"argosy", "datasets", "errors"},
     "bench": {"errors"},
@@ -78,7 +90,7 @@ MAY_IMPORT = {
         "bench",
         "checkpoint.listing",
     },
-    "testing": {"errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
+    "testing": {"protocol", "errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
     "argosy": {"remote", "errors", "modes", "cluster", "replica", "session", "store", "hooks", "checkpoint"},
 }
 # The same for the sub-packages of a part: what each may import of its siblings. Data flows one way.
@@ -98,6 +110,7 @@ WITHOUT_TORCH = {
     "events",
     "script",
     "modes",
+    "protocol",
     "cluster",
     "update",
     "launch",
@@ -108,6 +121,15 @@ WITHOUT_TORCH = {
 # A forked task runs the user's own script, from the user's own disk.
 RUNS_THE_SCRIPT = {"argosy.launch.forked"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+# Private attributes that torch looks for on an optimizer, ours too; others are found without a list.
+OF_AN_OPTIMIZER = {
+    "_opt_called",
+    "_optimizer_step_post_hooks",
+    "_optimizer_step_pre_hooks",
+    "_step_supports_amp_scaling",
+}
+# The launcher does not import torch: what it tells a task to preload is a text.
+NAMES_TORCH_IN_A_TEXT = {("argosy.launch.job", "torch._dynamo")}
 NO_NAMES_LIKE_THESE = {"utils", "helpers", "manager", "common", "misc", "base", "core"}
 MOST_LINES = 400
 # What is larger all the same, and why.
@@ -258,6 +280,67 @@ def test_nothing_that_is_received_can_be_run() -> None:
             runs |= called.endswith("torch.load") and "weights_only=True" not in ast.unparse(node)
             found += [f"{name} calls {called}"] if runs else []
     assert not found
+
+
+def test_private_names_of_torch_are_in_their_module_only() -> None:
+    """Another version of torch may change them: then there is one module to look at, with a test for each."""
+    found = [
+        f"{name_of(path)}:{line} has {private}"
+        for path in MODULES
+        if name_of(path) != "argosy.torch_private"
+        for line, private in private_of_torch(path)
+        if (name_of(path), private) not in NAMES_TORCH_IN_A_TEXT
+    ]
+    assert not found
+
+
+def private_of_torch(path: Path) -> Iterator[tuple[int, str]]:
+    """Imports of private names, private attributes of what is not ours, private names of torch in a text."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    # An object reads what another of its class has; but a tensor has a _version, and an operator a _schema.
+    ours = {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_own(node.value)}
+    ours -= OF_AN_OPTIMIZER | {"_version", "_schema"}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names = [f"{base}{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name) for name in names if name.startswith("torch") and "._" in name)
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            is_plain = is_own(node.value) or node.attr in ours or ast.unparse(node.value) in ("os", "sys")
+            if not is_plain or node.attr in OF_AN_OPTIMIZER:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Name | ast.Constant):
+            text = node.id if isinstance(node, ast.Name) else str(node.value)
+            if text in OF_AN_OPTIMIZER or text.startswith("torch._"):
+                yield node.lineno, text
+
+
+def is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch.utils._pytree import tree_map",
+        "from torch.nn.modules.batchnorm import _NormBase",
+        "torch._foreach_add_(a, b)",
+        "aten = torch.ops.aten\naten._softmax",
+        "tensor._version",
+        "class A:\n  def f(self):\n    self._version = self._tensor._version",
+        "class A:\n  _step_supports_amp_scaling = True",
+        "getattr(optimizer, '_opt_called')",
+        "self._optimizer_step_pre_hooks",
+    ],
+)
+def test_a_private_name_of_torch_is_found(code: str, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(code)
+    assert list(private_of_torch(tmp_path / "code.py"))
 
 
 def test_modules_are_small_and_say_what_they_are() -> None:

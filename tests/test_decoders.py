@@ -18,8 +18,9 @@ from argosy.errors import CheckpointDamaged
 from argosy.launch.cause import ErrorRecord, read_record
 from argosy.launch.lookout import Lookout
 from argosy.observe import journal
+from argosy.protocol.asking import JobStatus
+from argosy.protocol.saving import ShardFile
 from argosy.session import state
-from argosy.wire.status import JobStatus
 from mutations import mutations
 
 STATUS = JobStatus(7, 1.5, "Sync()", 9, 1, (), ("worker ü",), 0.5)
@@ -30,7 +31,7 @@ INDEX = index.Index(
     time=1.5,
     parameters=(index.SavedParameter("weight", (2, 3), "float32", 0),),
     optimizer=index.SavedOptimizer("SGD", ({"lr": 0.1},)),
-    shards=(index.ShardFile("shard-0-of-1.safetensors", 12, "ab"),),
+    shards=(ShardFile("shard-0-of-1.safetensors", 12, "ab"),),
     buffers=("ü",),
 )
 OWN = state.ReplicaState(state.capture(), state.Position(), kept={"a": {"b": 1}})

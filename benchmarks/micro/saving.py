@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 
 import argosy
-from argosy.store.layout import Layout, ParameterSpec, Share, extend
+from argosy.protocol.fields import Group
+from argosy.protocol.joining import OptimizerSpec
+from argosy.protocol.layout import Layout, ParameterSpec, Share, extend
 from argosy.store.shard import Shard
 from argosy.store.snapshot import Snapshot
-from argosy.wire.protocol import Group, OptimizerSpec
 from benchmarks.contenders.job import read_job, write_whole
 from benchmarks.contenders.torch_model import Batches, build
 from benchmarks.networks import LEARNING_RATE

@@ -22,14 +22,15 @@ import torch
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.modes import Async, Mode
+from argosy.protocol.frames import FrameSpec
+from argosy.protocol.header import Header
+from argosy.protocol.training import PushRequest
 from argosy.replica.replica import Replica
 from argosy.store.client import StoreClient
 from argosy.store.server import ParameterServer
 from argosy.wire.channel import Channel
-from argosy.wire.frames import FrameSpec
 from argosy.wire.local_channel import LocalListener
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header, PushRequest
 from argosy.wire.unix_channel import UnixChannel, UnixListener
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 

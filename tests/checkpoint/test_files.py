@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from argosy.checkpoint import index as indexes
-from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter, ShardFile, split_name
+from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter, split_name
 from argosy.checkpoint.reading import Checkpoint, load
 from argosy.checkpoint.safetensors import Entry, Reader, write
 from argosy.errors import CheckpointDamaged
-from argosy.wire.frames import ITEMSIZE
+from argosy.protocol.frames import ITEMSIZE
+from argosy.protocol.saving import ShardFile
 from argosy.wire.tensors import torch_dtype
 
 

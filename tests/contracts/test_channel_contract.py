@@ -9,10 +9,12 @@ import pytest
 import torch
 from transports import TRANSPORTS, Transport
 
+from argosy.protocol.asking import WaitingReport, WaitingRequest
+from argosy.protocol.frames import ITEMSIZE, FrameSpec
+from argosy.protocol.header import Header
+from argosy.protocol.training import PushAnswer, PushRequest
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Peer
-from argosy.wire.frames import ITEMSIZE, FrameSpec
 from argosy.wire.message import Message
-from argosy.wire.protocol import Ask, Header, PushRequest, Verdict, Waiting
 from argosy.wire.tensors import spec_of, torch_dtype
 
 PATIENCE = 20.0
@@ -62,7 +64,7 @@ def answer(channel: Channel) -> Message[Header]:
 
 def introduced(transport: Transport, channel: Channel) -> Peer:
     """The name by which the listener knows a channel."""
-    channel.send(Ask(0))
+    channel.send(WaitingRequest(0))
     return delivery(transport).peer
 
 
@@ -70,13 +72,13 @@ def introduced(transport: Transport, channel: Channel) -> Peer:
 def test_messages_come_in_order_both_ways(transport: Transport, connect: Connect) -> None:
     channel = connect()
     for number in range(200):
-        channel.send(Ask(number))
+        channel.send(WaitingRequest(number))
     got = [delivery(transport) for _ in range(200)]
-    assert [each.message.header for each in got] == [Ask(number) for number in range(200)]
+    assert [each.message.header for each in got] == [WaitingRequest(number) for number in range(200)]
     (peer,) = {each.peer for each in got}
     for number in range(200):
-        transport.listener.send(peer, Verdict(number, "applied", number))
-    assert [answer(channel).header for _ in range(200)] == [Verdict(n, "applied", n) for n in range(200)]
+        transport.listener.send(peer, PushAnswer(number, "applied", number))
+    assert [answer(channel).header for _ in range(200)] == [PushAnswer(n, "applied", n) for n in range(200)]
 
 
 def samples() -> list[torch.Tensor]:
@@ -96,9 +98,9 @@ def test_a_message_comes_whole_with_all_its_tensors(transport: Transport, connec
     got = delivery(transport)
     assert got.message.header == PushRequest(1, 0, buffers=("a", "b"))
     assert same(got.message, tensors)
-    transport.listener.send(got.peer, Verdict(1, "applied", 1), tensors)
+    transport.listener.send(got.peer, PushAnswer(1, "applied", 1), tensors)
     back = answer(channel)
-    assert back.header == Verdict(1, "applied", 1)
+    assert back.header == PushAnswer(1, "applied", 1)
     assert same(back, tensors)
 
 
@@ -107,7 +109,7 @@ def there_and_back(transport: Transport, channel: Channel, number: int, tensors:
     channel.send(PushRequest(number, 0), tensors)
     got = delivery(transport)
     assert same(got.message, tensors)
-    transport.listener.send(got.peer, Verdict(number, "applied", 1), tensors)
+    transport.listener.send(got.peer, PushAnswer(number, "applied", 1), tensors)
     assert same(answer(channel), tensors)
 
 
@@ -142,8 +144,8 @@ def test_a_long_header_comes_whole(transport: Transport, connect: Connect) -> No
     got = delivery(transport)
     assert got.message.header == PushRequest(1, 0, buffers=names)
     assert same(got.message, [torch.ones(2)])
-    transport.listener.send(got.peer, Waiting(names, 1.0))
-    assert answer(channel).header == Waiting(names, 1.0)
+    transport.listener.send(got.peer, WaitingReport(names, 1.0))
+    assert answer(channel).header == WaitingReport(names, 1.0)
 
 
 def test_answers_go_to_the_peer_they_are_for(transport: Transport, connect: Connect) -> None:
@@ -155,10 +157,10 @@ def test_answers_go_to_the_peer_they_are_for(transport: Transport, connect: Conn
     for each in reversed(got):
         header = each.message.header
         assert isinstance(header, PushRequest)
-        transport.listener.send(each.peer, Verdict(header.seq, "applied", 1), each.message.tensors)
+        transport.listener.send(each.peer, PushAnswer(header.seq, "applied", 1), each.message.tensors)
     for number, channel in enumerate(channels):
         back = answer(channel)
-        assert back.header == Verdict(number, "applied", 1)
+        assert back.header == PushAnswer(number, "applied", 1)
         assert same(back, [torch.full((5,), float(number))])
 
 
@@ -183,7 +185,7 @@ def test_what_is_written_to_reserved_memory_is_sent(transport: Transport, connec
         channel.send(PushRequest(turn, 0), sent)
         got = delivery(transport)
         assert same(got.message, sent)
-        transport.listener.send(got.peer, Verdict(turn, "applied", 1))
+        transport.listener.send(got.peer, PushAnswer(turn, "applied", 1))
         answer(channel)
 
 
@@ -201,7 +203,7 @@ def test_a_listener_that_copies_lets_go_of_the_memory(transport: Transport, conn
     channel = connect()
     peer = introduced(transport, channel)
     value = torch.ones(50_000)
-    transport.listener.send(peer, Verdict(1, "applied", 1), [value])
+    transport.listener.send(peer, PushAnswer(1, "applied", 1), [value])
     if transport.listener.copies(peer):
         value.fill_(7)
     assert same(answer(channel), [torch.ones(50_000)])
@@ -214,7 +216,7 @@ def test_answers_come_to_the_same_memory_where_the_channel_says_so(
     peer = introduced(transport, channel)
     first: torch.Tensor | None = None
     for turn in range(3):
-        transport.listener.send(peer, Verdict(turn, "applied", 1), [torch.full((1000,), float(turn))])
+        transport.listener.send(peer, PushAnswer(turn, "applied", 1), [torch.full((1000,), float(turn))])
         (value,) = answer(channel).tensors
         assert value.tolist() == [turn] * 1000
         first = value if first is None else first
@@ -228,15 +230,15 @@ def test_a_departure_is_told_after_what_was_sent_before(transport: Transport, co
     peer = introduced(transport, leaving)
     other = introduced(transport, staying)
     for number in range(20):
-        leaving.send(Ask(number))
+        leaving.send(WaitingRequest(number))
     leaving.close()
     got = [arrival(transport) for _ in range(21)]
     assert [each.message.header for each in got[:-1] if isinstance(each, Delivery)] == [
-        Ask(number) for number in range(20)
+        WaitingRequest(number) for number in range(20)
     ]
     assert got[-1] == Departure(peer)
-    transport.listener.send(other, Verdict(1, "applied", 1))
-    assert answer(staying).header == Verdict(1, "applied", 1)
+    transport.listener.send(other, PushAnswer(1, "applied", 1))
+    assert answer(staying).header == PushAnswer(1, "applied", 1)
 
 
 def test_an_answer_to_one_who_has_gone_is_passed_over(transport: Transport, connect: Connect) -> None:
@@ -244,10 +246,10 @@ def test_an_answer_to_one_who_has_gone_is_passed_over(transport: Transport, conn
     peer, other = introduced(transport, leaving), introduced(transport, staying)
     leaving.close()
     assert arrival(transport) == Departure(peer)
-    transport.listener.send(peer, Verdict(1, "applied", 1), [torch.ones(100_000)])
-    transport.listener.send(b"never heard of", Verdict(1, "applied", 1))
-    transport.listener.send(other, Verdict(2, "applied", 2))
-    assert answer(staying).header == Verdict(2, "applied", 2)
+    transport.listener.send(peer, PushAnswer(1, "applied", 1), [torch.ones(100_000)])
+    transport.listener.send(b"never heard of", PushAnswer(1, "applied", 1))
+    transport.listener.send(other, PushAnswer(2, "applied", 2))
+    assert answer(staying).header == PushAnswer(2, "applied", 2)
 
 
 def test_a_new_channel_may_follow_one_that_has_gone(transport: Transport, connect: Connect) -> None:
@@ -258,8 +260,8 @@ def test_a_new_channel_may_follow_one_that_has_gone(transport: Transport, connec
         assert arrival(transport) == Departure(peer)
     channel = connect()
     peer = introduced(transport, channel)
-    transport.listener.send(peer, Verdict(1, "applied", 1))
-    assert answer(channel).header == Verdict(1, "applied", 1)
+    transport.listener.send(peer, PushAnswer(1, "applied", 1))
+    assert answer(channel).header == PushAnswer(1, "applied", 1)
     # It has the descriptor of the one before it, and is not taken for it.
     assert transport.listener.receive(0.1) is None
 
@@ -292,9 +294,9 @@ def test_who_waits_in_vain_waits_so_long(transport: Transport, connect: Connect,
 def test_what_is_there_is_had_without_waiting(transport: Transport, connect: Connect) -> None:
     channel = connect()
     peer = introduced(transport, channel)
-    transport.listener.send(peer, Verdict(1, "applied", 1))
+    transport.listener.send(peer, PushAnswer(1, "applied", 1))
     begun = time.monotonic()
-    assert answer(channel).header == Verdict(1, "applied", 1)
+    assert answer(channel).header == PushAnswer(1, "applied", 1)
     assert time.monotonic() - begun < 5
 
 
@@ -318,7 +320,7 @@ def test_garbage_is_told_and_harms_nobody(transport: Transport, connect: Connect
     assert isinstance(got, Garbage)
     assert got.peer == peer
     assert got.reason
-    good.send(Ask(1))
-    assert delivery(transport) == Delivery(other, Message(Ask(1)))
-    bad.send(Ask(2))
-    assert delivery(transport) == Delivery(peer, Message(Ask(2)))
+    good.send(WaitingRequest(1))
+    assert delivery(transport) == Delivery(other, Message(WaitingRequest(1)))
+    bad.send(WaitingRequest(2))
+    assert delivery(transport) == Delivery(peer, Message(WaitingRequest(2)))

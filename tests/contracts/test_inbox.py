@@ -9,9 +9,10 @@ import pytest
 import torch
 from transports import bound_socket
 
+from argosy.protocol.asking import WaitingReport, WaitingRequest
+from argosy.protocol.training import PushAnswer
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure
 from argosy.wire.inbox import Inbox
-from argosy.wire.protocol import Ask, Verdict, Waiting
 from argosy.wire.unix_channel import UnixChannel, UnixListener
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
@@ -50,19 +51,19 @@ def both() -> Iterator[Both]:
 
 
 def introduced(both: Both, channel: Channel) -> bytes:
-    channel.send(Ask(0))
+    channel.send(WaitingRequest(0))
     return both.delivery().peer
 
 
 def answered(both: Both, channel: Channel, seq: int, value: float) -> None:
     """A message, its answer, and that the answer is this one."""
-    channel.send(Ask(seq))
+    channel.send(WaitingRequest(seq))
     got = both.delivery()
-    assert got.message.header == Ask(seq)
-    both.inbox.send(got.peer, Verdict(seq, "applied", 1), [torch.full((100,), value)])
+    assert got.message.header == WaitingRequest(seq)
+    both.inbox.send(got.peer, PushAnswer(seq, "applied", 1), [torch.full((100,), value)])
     back = channel.receive(PATIENCE)
     assert back is not None
-    assert back.header == Verdict(seq, "applied", 1)
+    assert back.header == PushAnswer(seq, "applied", 1)
     assert back.tensors[0].eq(value).all()
 
 
@@ -79,22 +80,22 @@ def test_what_came_over_the_network_during_an_answer_is_not_overlooked(both: Bot
     far = introduced(both, both.far)
     assert both.inbox.receive(0.05) is None
     for turn in range(10):
-        both.far.send(Ask(turn))
+        both.far.send(WaitingRequest(turn))
         time.sleep(0.02)  # until it lies in the server's memory, of which nothing can be heard
-        both.inbox.send(far, Waiting((), 0.0))
-        assert both.delivery(5.0).message.header == Ask(turn)
+        both.inbox.send(far, WaitingReport((), 0.0))
+        assert both.delivery(5.0).message.header == WaitingRequest(turn)
         assert both.inbox.receive(0.0) is None
 
 
 def test_all_of_what_waits_on_one_lane_comes_while_the_other_is_busy(both: Both) -> None:
     for turn in range(30):
-        both.far.send(Ask(turn))
-        both.near.send(Ask(turn))
+        both.far.send(WaitingRequest(turn))
+        both.near.send(WaitingRequest(turn))
     got = [both.delivery() for _ in range(60)]
     far, near = introduced(both, both.far), introduced(both, both.near)
     for peer in (far, near):
         mine = [each.message.header for each in got if each.peer == peer]
-        assert mine == [Ask(turn) for turn in range(30)]
+        assert mine == [WaitingRequest(turn) for turn in range(30)]
 
 
 def test_the_end_of_one_is_not_the_end_of_the_other(both: Both) -> None:

@@ -12,9 +12,10 @@ from transports import bound_socket
 
 from argosy.cluster.spec import Address
 from argosy.errors import ConfigError
+from argosy.protocol.asking import WaitingRequest
+from argosy.protocol.training import PushAnswer
 from argosy.wire.channel import Arrival, Delivery, Departure
 from argosy.wire.message import Message
-from argosy.wire.protocol import Ask, Verdict
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
 
 
@@ -30,12 +31,12 @@ def next_delivery(listener: ZmqListener) -> Delivery:
 def test_a_channel_may_be_there_before_its_server() -> None:
     sock, address = bound_socket(listening=False)
     channel = ZmqChannel(address, b"early")
-    channel.send(Ask(1))
+    channel.send(WaitingRequest(1))
     assert channel.receive(0.1) is None
     assert channel.lost_for() == 0, "what never was cannot be lost"
     sock.listen(1)
     listener = ZmqListener(address, listen_fd=sock.detach())
-    assert next_delivery(listener) == Delivery(b"early", Message(Ask(1)))
+    assert next_delivery(listener) == Delivery(b"early", Message(WaitingRequest(1)))
     channel.close()
     listener.close()
 
@@ -72,7 +73,7 @@ def test_a_connection_that_broke_is_made_anew() -> None:
     kept = os.dup(sock.fileno())  # the port stays ours between the two listeners
     first = ZmqListener(address, listen_fd=sock.detach())
     channel = ZmqChannel(address, b"peer")
-    channel.send(Ask(1))
+    channel.send(WaitingRequest(1))
     next_delivery(first)
     first.close()
     deadline = time.monotonic() + 20
@@ -80,14 +81,14 @@ def test_a_connection_that_broke_is_made_anew() -> None:
         channel.receive(0.05)
     assert channel.lost_for() > 0
     second = ZmqListener(address, listen_fd=kept)
-    channel.send(Ask(2))
+    channel.send(WaitingRequest(2))
     got = next_delivery(second)
-    assert got.message.header == Ask(2)
+    assert got.message.header == WaitingRequest(2)
     assert channel.lost_for() == 0
-    second.send(got.peer, Verdict(1, "applied", 1))
+    second.send(got.peer, PushAnswer(1, "applied", 1))
     message = channel.receive(20)
     assert message is not None
-    assert message.header == Verdict(1, "applied", 1)
+    assert message.header == PushAnswer(1, "applied", 1)
     channel.close()
     second.close()
 
@@ -109,10 +110,10 @@ def test_strangers_on_the_port_change_nothing(garbage: bytes) -> None:
     channel = ZmqChannel(address, b"peer")
     with socket.create_connection((address.host, address.port), timeout=5) as stranger:
         stranger.sendall(garbage)
-        channel.send(Ask(1))
-        assert next_delivery(listener) == Delivery(b"peer", Message(Ask(1)))
-    channel.send(Ask(2))
-    assert next_delivery(listener) == Delivery(b"peer", Message(Ask(2)))
+        channel.send(WaitingRequest(1))
+        assert next_delivery(listener) == Delivery(b"peer", Message(WaitingRequest(1)))
+    channel.send(WaitingRequest(2))
+    assert next_delivery(listener) == Delivery(b"peer", Message(WaitingRequest(2)))
     channel.close()
     listener.close()
 
@@ -124,7 +125,7 @@ def test_a_connection_with_the_descriptor_of_one_that_has_ended_is_not_taken_for
     again = 0
     for turn in range(20):
         first = ZmqChannel(address, b"first-%d" % turn)
-        first.send(Ask(1))
+        first.send(WaitingRequest(1))
         next_delivery(listener)
         (descriptor,) = listener._by_fd
         was = link(descriptor)
@@ -133,9 +134,9 @@ def test_a_connection_with_the_descriptor_of_one_that_has_ended_is_not_taken_for
         while link(descriptor) == was and time.monotonic() < deadline:
             time.sleep(0.001)
         second = ZmqChannel(address, b"second-%d" % turn)
-        second.send(Ask(2))
+        second.send(WaitingRequest(2))
         time.sleep(0.02)  # until it lies in the server's memory, of which nothing can be heard
-        assert listener.receive(20) == Delivery(b"second-%d" % turn, Message(Ask(2)))
+        assert listener.receive(20) == Delivery(b"second-%d" % turn, Message(WaitingRequest(2)))
         again += list(listener._by_fd) == [descriptor]
         assert listener.receive(20) == Departure(b"first-%d" % turn)
         second.close()

@@ -167,7 +167,7 @@ def test_what_may_be_asked_twice_is(proxy: Proxy, what: Literal["requests", "ans
     serving = Serving(proxy)
     for value in (b"\x01", b"\x02"):
         proxy.loses = what
-        assert serving.client.meet(msgspec.Raw(value)) == {0: msgspec.Raw(value)}
+        assert serving.client.gather(msgspec.Raw(value)) == {0: msgspec.Raw(value)}
     proxy.loses = "requests"
     serving.client.leave()
     serving.end()

@@ -15,24 +15,12 @@ import zmq
 from jobs import Jobs, jobs
 
 from argosy.modes import Async
-from argosy.store.layout import Layout
+from argosy.protocol.asking import WaitingRequest
+from argosy.protocol.header import Header, Numbered, SentCount
+from argosy.protocol.joining import Fail, Hello, JobOver, Leave, OptimizerSpec, Register
+from argosy.protocol.layout import Layout
+from argosy.protocol.training import NormReport, Orders, PushRequest, Scale
 from argosy.wire.message import encode
-from argosy.wire.protocol import (
-    Ask,
-    Fail,
-    Header,
-    Hello,
-    JobOver,
-    Leave,
-    NormReport,
-    Numbered,
-    OptimizerSpec,
-    Orders,
-    PushRequest,
-    Register,
-    Scale,
-    Told,
-)
 
 __all__ = ["jobs"]
 
@@ -76,8 +64,8 @@ def messages() -> list[list[bytes]]:
         Numbered(1, Orders(())),
         Numbered(1, Scale(1, 0.0)),
         Numbered(1, NormReport(1, 1e30)),
-        Told(17),
-        Ask(1),
+        SentCount(17),
+        WaitingRequest(1),
     ]
     return [
         [b""],

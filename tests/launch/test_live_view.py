@@ -21,9 +21,9 @@ from argosy.launch.lookout import LINE_EVERY, Lookout
 from argosy.observe.journal import read
 from argosy.observe.progress import Progress, Speedometer
 from argosy.observe.view import render
+from argosy.protocol.asking import JobStatus, WorkerStatus
 from argosy.replica.replica import Replica
 from argosy.store.status import query
-from argosy.wire.status import JobStatus, WorkerStatus
 
 TRAIN = """
 import os, sys, time

@@ -8,7 +8,7 @@ import pytest
 
 from argosy.observe.lines import duration_text, number_text, step_text
 from argosy.observe.progress import Progress, Speedometer
-from argosy.wire.status import JobStatus, WorkerStatus
+from argosy.protocol.asking import JobStatus, WorkerStatus
 
 
 def status(clock: float, *applied: int, step: int | None = None, last: int | None = 1000) -> JobStatus:

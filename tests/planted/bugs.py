@@ -105,17 +105,17 @@ BUGS: tuple[Bug, ...] = (
     # --- wire -----------------------------------------------------------------------------------------------
     Bug(
         "a frame of another size is taken",
-        "wire/frames.py",
+        "protocol/frames.py",
         "if spec.nbytes != size:",
         "if spec.nbytes < size:",
         ("wire/test_messages.py",),
     ),
     Bug(
         "half precision counts as four bytes",
-        "wire/frames.py",
+        "protocol/frames.py",
         '"bfloat16": 2,',
         '"bfloat16": 4,',
-        ("wire/test_messages.py", "store/test_layout.py"),
+        ("wire/test_messages.py", "protocol/test_layout.py"),
     ),
     # --- ring -----------------------------------------------------------------------------------------------
     Bug(

@@ -44,7 +44,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     Bug(
         "a meeting goes on waiting for a worker that has left",
         "store/coordinator.py",
-        "        self._on(event)\n        self._hold_meetings()\n",
+        "        self._on(event)\n        self._complete_gathers()\n",
         "        self._on(event)\n",
         ("store/test_coordinator.py::test_a_meeting_takes_place_when_the_one_it_waits_for_has_left",),
     ),
@@ -133,10 +133,10 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "a piece that is larger than its parameter is accepted",
-        "store/layout.py",
+        "protocol/layout.py",
         "if piece.stop > layout.parameters[piece.parameter].count:",
         "if False:",
-        ("store/test_layout.py::test_a_layout_that_does_not_hang_together_is_refused",),
+        ("protocol/test_layout.py::test_a_layout_that_does_not_hang_together_is_refused",),
     ),
     Bug(
         "the parts of a tensor are taken in the order of the files",

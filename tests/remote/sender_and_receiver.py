@@ -7,9 +7,9 @@ import select
 import socket
 from collections.abc import Iterator
 
+from argosy.protocol.header import Header
 from argosy.remote.transport.same_host import SameHostReceiver, SameHostSender
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header
 
 
 def wait(sock: socket.socket, _: bool) -> None:

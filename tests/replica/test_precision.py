@@ -20,9 +20,9 @@ from trainings import (
 )
 
 from argosy.modes import Sync
+from argosy.protocol.decisions import Status
 from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
-from argosy.update.decisions import Status
 
 STEPS = 50
 

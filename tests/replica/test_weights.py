@@ -12,10 +12,10 @@ from ways import WAYS, Way, run
 
 from argosy.errors import ConfigError
 from argosy.modes import Sync
+from argosy.protocol.decisions import Status
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.replica import Replica
 from argosy.session.session import Session
-from argosy.update.decisions import Status
 
 Loop = Callable[[Replica, nn.Parameter, DistributedOptimizer, Session], Any]
 

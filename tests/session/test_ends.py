@@ -14,9 +14,9 @@ import argosy
 from argosy.errors import JobFailed
 from argosy.hooks import LogSteps, StopAtStep
 from argosy.modes import Async, Mode, Sync
+from argosy.protocol.decisions import Status
 from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
-from argosy.update.decisions import Status
 
 LANES: list[Lane] = ["queue", "memory"]
 MODES = [

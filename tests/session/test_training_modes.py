@@ -12,10 +12,10 @@ from one_number import Bench, one_weight
 from torch import nn
 
 from argosy.modes import Async, Sync
+from argosy.protocol.decisions import Status
 from argosy.replica.exchange import Verdict
 from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
-from argosy.update.decisions import Status
 
 
 # --- asynchronous -----------------------------------------------------------------------------------------

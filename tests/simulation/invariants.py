@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator import Job, Key, Scenario
 
 from argosy.modes import Async, Sync
-from argosy.update.decisions import Apply, Part
+from argosy.protocol.decisions import Apply, Part
 from argosy.update.membership import Presence
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from argosy.modes import Mode
+from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget, Push
 from argosy.update.admission import admission_for
 from argosy.update.coordination import Arrived, Coordination, CutWritten, Event, Finished, Held, Lost
 from argosy.update.cuts import Cuts
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Push
 from argosy.update.membership import Presence, Roster
 from argosy.update.numbering import Incoming, Outgoing
 

@@ -8,10 +8,10 @@ import uuid
 
 import pytest
 
+from argosy.protocol.joining import Hello, Welcome
 from argosy.store.approach import Approach
 from argosy.wire.channel import Delivery
 from argosy.wire.local_channel import LocalListener
-from argosy.wire.protocol import Hello, Welcome
 from argosy.wire.unix_channel import UnixListener
 
 HELLO = Hello("/job:worker/task:0", 1, 1, "life")

@@ -11,14 +11,16 @@ import torch
 
 from argosy.errors import WireError
 from argosy.modes import Async
+from argosy.protocol.decisions import Answer, Apply, Forget, Part
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Register
+from argosy.protocol.layout import Layout, ParameterSpec, extend
+from argosy.protocol.training import BlockAhead, PushAnswer, PushRequest
 from argosy.store.carrier import Carrier
-from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe
 from argosy.store.placement import Greedy, place
 from argosy.store.saving import Saving
-from argosy.update.decisions import Answer, Apply, Forget, Part
 from argosy.wire.message import Message
-from argosy.wire.protocol import Bucket, Header, PushRequest, Register, Verdict
 
 
 class Server:
@@ -48,7 +50,7 @@ class Server:
             assert self.carrier.hold(1, Message(request))
         self.carrier.carry_out([Apply(seq, (Part(1, seq),)), Answer(1, seq, "applied", seq)])
         header, (values,) = self.answers[-1]
-        assert header == Verdict(seq, "applied", seq)
+        assert header == PushAnswer(seq, "applied", seq)
         return values
 
 
@@ -88,7 +90,7 @@ def test_a_turn_without_a_gradient_needs_no_slots() -> None:
     server = Server()
     assert server.carrier.hold(1, Message(PushRequest(1, 0, "pull", shared=True)))
     server.carrier.carry_out([Answer(1, 1, "pulled", 0)])
-    assert server.answers == [(Verdict(1, "pulled", 0), [[0.0] * 4])]
+    assert server.answers == [(PushAnswer(1, "pulled", 0), [[0.0] * 4])]
 
 
 def test_a_gradient_that_waits_for_others_is_as_it_was_when_it_was_answered() -> None:
@@ -120,7 +122,7 @@ def test_a_push_whose_answer_was_lost_is_answered_again_and_counts_once() -> Non
     assert not server.carrier.holds(1, 1, anew=True)  # so that the worker sends it again
     assert not pushed(server, 1)
     header, (values,) = server.answers[-1]
-    assert header == Verdict(1, "applied", 1)
+    assert header == PushAnswer(1, "applied", 1)
     assert values == [-1.0] * 4
 
 
@@ -130,7 +132,7 @@ def test_an_older_push_that_comes_again_hides_no_newer_one() -> None:
     applied(server, 2)
     for seq in (1, 2, 1, 2):
         assert not pushed(server, seq)
-        assert server.answers[-1][0] == Verdict(2, "applied", 2)
+        assert server.answers[-1][0] == PushAnswer(2, "applied", 2)
     assert len(server.answers) == 4  # nobody waits for the answer to the older one
     applied(server, 3)
 
@@ -143,7 +145,7 @@ def test_a_push_that_is_decided_and_not_answered_yet_is_neither_taken_again_nor_
     assert not pushed(server, 1)
     assert server.answers == []
     server.carrier.carry_out([Answer(1, 1, "applied", 1)])
-    assert [header for header, _ in server.answers] == [Verdict(1, "applied", 1)]
+    assert [header for header, _ in server.answers] == [PushAnswer(1, "applied", 1)]
 
 
 def test_the_wish_for_a_workers_state_is_not_lost_with_an_answer() -> None:
@@ -151,7 +153,7 @@ def test_the_wish_for_a_workers_state_is_not_lost_with_an_answer() -> None:
     assert pushed(server, 1)
     server.carrier.carry_out([Apply(1, (Part(1, 1),)), Answer(1, 1, "applied", 1, cut=True)])
     assert not pushed(server, 1)
-    assert server.answers[-1][0] == Verdict(1, "applied", 1, cut=True)
+    assert server.answers[-1][0] == PushAnswer(1, "applied", 1, cut=True)
 
 
 @pytest.mark.parametrize("outcome", ["applied", "dropped"])
@@ -171,7 +173,7 @@ def test_nothing_is_kept_of_a_push_after_its_decision(outcome: str) -> None:
 
 # --- sent ahead -------------------------------------------------------------------------------------------
 def bucket(server: Server, seq: int) -> None:
-    server.carrier.keep_bucket(1, Message(Bucket(seq, 0), [torch.ones(4)]))
+    server.carrier.keep_bucket(1, Message(BlockAhead(seq, 0), [torch.ones(4)]))
 
 
 def test_a_block_that_was_sent_ahead_is_found_by_its_push() -> None:
@@ -194,5 +196,5 @@ def test_a_block_that_was_sent_ahead_of_another_push_does_not_count() -> None:
 def test_a_block_of_an_earlier_push_does_not_stand_in_for_one_that_was_lost() -> None:
     server = Server(blocks=2)
     for seq, block in ((1, 0), (2, 1)):
-        server.carrier.keep_bucket(1, Message(Bucket(seq, block), [torch.ones(2)]))
+        server.carrier.keep_bucket(1, Message(BlockAhead(seq, block), [torch.ones(2)]))
     assert not server.carrier.hold(1, Message(PushRequest(2, 0, ahead=(0, 1))))

@@ -12,14 +12,15 @@ from torch import nn
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.modes import Async
+from argosy.protocol.frames import FrameSpec
+from argosy.protocol.header import Header
+from argosy.protocol.training import PushRequest
 from argosy.replica.replica import Replica
 from argosy.store.client import StoreClient
 from argosy.store.server import ParameterServer
 from argosy.wire.channel import Channel
-from argosy.wire.frames import FrameSpec
 from argosy.wire.local_channel import LocalListener
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header, PushRequest
 
 SPEC = ClusterSpec({"ps": ["localhost:1"], "worker": ["localhost:2"]})
 

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from argosy.cluster.spec import ClusterSpec, Task
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Hello
+from argosy.protocol.training import Gathered, GatherRequest
 from argosy.store import attendance
 from argosy.store.attendance import Attendance
 from argosy.store.coordinator import Coordinator
-from argosy.wire.protocol import Header, Hello, Meet, Met
 
 FIRST = msgspec.Raw(msgspec.msgpack.encode("first"))
 
@@ -28,13 +30,13 @@ def coordinator(workers: int) -> tuple[Coordinator, list[tuple[int, Header]]]:
 @pytest.mark.parametrize("how", ["finish", "lose"])
 def test_a_meeting_takes_place_when_the_one_it_waits_for_has_left(how: str) -> None:
     made, told = coordinator(3)
-    made.meet(0, Meet(1, FIRST))
-    made.meet(1, Meet(1, FIRST))
+    made.gather(0, GatherRequest(1, FIRST))
+    made.gather(1, GatherRequest(1, FIRST))
     assert told == []
     getattr(made, how)(2)
-    met = Met(1, {0: FIRST, 1: FIRST})
+    met = Gathered(1, {0: FIRST, 1: FIRST})
     assert told == [(0, met), (1, met)]
-    assert made.meetings_held == 1
+    assert made.gathers_completed == 1
 
 
 # --- connections ------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from torch import nn
 
 from argosy.errors import JobFailed
 from argosy.modes import Async, Mode, Sync
+from argosy.protocol.header import Header, Numbered
+from argosy.protocol.joining import JobOver
 from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
 from argosy.wire.channel import Channel
-from argosy.wire.protocol import Header, JobOver, Numbered
 
 STEPS = 30
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.errors import ConfigError
-from argosy.store.layout import ParameterSpec, Share
+from argosy.protocol.layout import ParameterSpec, Share
 from argosy.store.placement import Greedy, RoundRobin, Split, UserPlacement, place
 
 sizes = st.lists(st.integers(0, 1000), min_size=1, max_size=30)

@@ -12,12 +12,13 @@ from torch import nn
 
 from argosy.errors import WireError
 from argosy.modes import Sync
+from argosy.protocol.header import SentCount
+from argosy.protocol.joining import Hello, Known, Refused
 from argosy.replica.replica import Replica
 from argosy.store.client import StoreClient
 from argosy.testing import LocalCluster
 from argosy.wire.channel import Channel
 from argosy.wire.local_channel import LocalListener
-from argosy.wire.protocol import Hello, Known, Refused, Told
 
 GRACE = 0.2
 
@@ -103,7 +104,7 @@ def test_a_server_that_is_not_up_yet(server: int, claims: str, stays: bool) -> N
     first = channel.receive(10.0)
     assert first is not None
     assert isinstance(first.header, Known)
-    channel.send(Told(10**6))  # what only a server may say
+    channel.send(SentCount(10**6))  # what only a server may say
     assert refused(channel).expected == "hello first"
     if not stays:
         channel.close()

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from argosy.modes import Async, Mode, Sync
+from argosy.protocol.asking import JobStatus
+from argosy.protocol.decisions import Answer, Apply, Forget, Part
 from argosy.replica.replica import Replica
 from argosy.store.tally import Tally
 from argosy.testing import LocalCluster
-from argosy.update.decisions import Answer, Apply, Forget, Part
-from argosy.wire.status import JobStatus
 
 
 def test_counts_follow_from_decisions() -> None:

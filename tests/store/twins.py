@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from argosy.store.layout import Layout, ParameterSpec, extend
+from argosy.protocol.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import describe, groups_of
 from argosy.store.placement import Greedy, UserPlacement, place
 from argosy.store.shard import Shard

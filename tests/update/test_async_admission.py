@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.modes import Async, Local, Sync
+from argosy.protocol.decisions import Answer, Apply, Decision, Forget, Part, Push
 from argosy.update.admission import AsyncAdmission, SyncAdmission, admission_for
-from argosy.update.decisions import Answer, Apply, Decision, Forget, Part, Push
 from argosy.update.membership import Roster
 
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from argosy.modes import Async, Mode, Sync
+from argosy.protocol.decisions import Answer, Apply, Forget, Part, Push
 from argosy.update.admission import admission_for
 from argosy.update.coordination import Arrived, Coordination, Finished, Held, Lost
-from argosy.update.decisions import Answer, Apply, Forget, Part, Push
 from argosy.update.membership import Presence, Roster
 
 

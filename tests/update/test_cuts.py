@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argosy.modes import Async, Sync
+from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Push
 from argosy.update.admission import admission_for
 from argosy.update.coordination import (
     Arrived,
@@ -14,7 +15,6 @@ from argosy.update.coordination import (
     StopWanted,
 )
 from argosy.update.cuts import Cuts
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Push
 from argosy.update.membership import Roster
 
 

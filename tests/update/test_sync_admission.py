@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.modes import Sync
+from argosy.protocol.decisions import Answer, Apply, Decision, Forget, Part, Push
 from argosy.update.admission import SyncAdmission
-from argosy.update.decisions import Answer, Apply, Decision, Forget, Part, Push
 from argosy.update.membership import Roster
 
 

@@ -4,54 +4,39 @@ from __future__ import annotations
 
 import msgspec
 
-from argosy.checkpoint.index import ShardFile
 from argosy.modes import Async, Ring, Sync
-from argosy.store.layout import Block, Layout, ParameterSpec, Piece
-from argosy.update.decisions import Answer, Apply, Cut, Forget, Part
-from argosy.wire.protocol import (
+from argosy.protocol.asking import (
+    JobStatus,
+    StatusReport,
+    StatusRequest,
+    WaitingReport,
+    WaitingRequest,
+    WorkerStatus,
+)
+from argosy.protocol.decisions import Answer, Apply, Cut, Forget, Part
+from argosy.protocol.fields import Group
+from argosy.protocol.header import Header, Numbered, SentCount
+from argosy.protocol.joining import (
     Admitted,
-    Ask,
-    Bucket,
     Describe,
     Described,
     Fail,
-    Given,
-    Group,
-    Header,
-    HeldNotice,
+    GradientMemory,
+    GradientMemorySeen,
     Hello,
     JobOver,
     Known,
     Leave,
     Left,
-    Meet,
-    Met,
-    NormReport,
-    Numbered,
-    Open,
-    Opened,
     OptimizerSpec,
-    Orders,
-    OwnState,
-    PushRequest,
     Refused,
     Register,
     Registered,
-    Resume,
-    Resumed,
-    Scale,
-    ShardSaved,
-    Slots,
-    SlotsKept,
-    StatusReport,
-    StatusRequest,
-    StopWish,
-    Told,
-    Verdict,
-    Waiting,
+    SlotValues,
     Welcome,
 )
-from argosy.wire.remote_headers import (
+from argosy.protocol.layout import Block, Layout, ParameterSpec, Piece
+from argosy.protocol.remote_work import (
     Attach,
     Attached,
     Bereft,
@@ -64,7 +49,27 @@ from argosy.wire.remote_headers import (
     Reply,
     Work,
 )
-from argosy.wire.status import JobStatus, WorkerStatus
+from argosy.protocol.saving import (
+    DirectoryOpened,
+    OpenDirectory,
+    OwnState,
+    ResumePoint,
+    ResumeRequest,
+    ShardFile,
+    ShardSaved,
+)
+from argosy.protocol.training import (
+    BlockAhead,
+    Gathered,
+    GatherRequest,
+    HeldNotice,
+    NormReport,
+    Orders,
+    PushAnswer,
+    PushRequest,
+    Scale,
+    StopRequest,
+)
 
 RAW = msgspec.Raw(msgspec.msgpack.encode({"loss": 0.5, "names": ["a", None]}))
 LAYOUT = Layout(
@@ -84,10 +89,10 @@ EXAMPLES: list[Header] = [
     Describe(LAYOUT.parameters, Sync(aggregate=2, late="fold")),
     Describe((), Async(max_staleness=0)),
     Described(LAYOUT),
-    Open("runs/mnist", 5),
-    Opened("runs/mnist/step-3", 3, ("damaged",)),
-    Resume(),
-    Resumed(3, b"state", GROUPS),
+    OpenDirectory("runs/mnist", 5),
+    DirectoryOpened("runs/mnist/step-3", 3, ("damaged",)),
+    ResumeRequest(),
+    ResumePoint(3, b"state", GROUPS),
     Register(LAYOUT, OptimizerSpec("Adam", GROUPS), Ring(), 100, 1.5, "mean", ("running_mean",)),
     Register(
         LAYOUT,
@@ -100,25 +105,25 @@ EXAMPLES: list[Header] = [
         tied={"b": "a"},
     ),
     Registered(),
-    Slots(),
-    Bucket(7, 2),
-    SlotsKept(),
-    Given("exp_avg", (((0, 3, 5.0), (3, 4, 0.0)), ())),
+    GradientMemory(),
+    BlockAhead(7, 2),
+    GradientMemorySeen(),
+    SlotValues("exp_avg", (((0, 3, 5.0), (3, 4, 0.0)), ())),
     PushRequest(5, 3, "gradient", 32.0, (1, 2), GROUPS, ("running_mean",)),
     PushRequest(2**62, 0, "pull", numbers={"loss": 0.5}),
     PushRequest(5, 3, wishes=("save", "stop", "average", "slots")),
     OwnState(b"state"),
-    Verdict(5, "dropped", 9, 4, True, ("running_mean",)),
-    Ask(5),
-    Waiting(("/job:worker/task:1 at a:1",), 12.5, False),
-    Meet(1, RAW),
-    Met(1, {0: RAW, 3: RAW}),
+    PushAnswer(5, "dropped", 9, 4, True, ("running_mean",)),
+    WaitingRequest(5),
+    WaitingReport(("/job:worker/task:1 at a:1",), 12.5, False),
+    GatherRequest(1, RAW),
+    Gathered(1, {0: RAW, 3: RAW}),
     Leave(),
     Fail("because"),
     Left(),
     JobOver("/job:worker/task:1", "because"),
     Known(b"proof"),
-    Told(17),
+    SentCount(17),
     Numbered(1, Admitted(3, "life")),
     Numbered(2, HeldNotice(3, 5)),
     Numbered(
@@ -128,7 +133,7 @@ EXAMPLES: list[Header] = [
     Numbered(4, Orders((Cut(7), Answer(0, 1, "applied", 1, cut=True)))),
     Numbered(5, ShardSaved(7, ShardFile("shard-0-of-1.safetensors", 12, "ab"))),
     Numbered(6, ShardSaved(7, error="No space left on device")),
-    Numbered(7, StopWish()),
+    Numbered(7, StopRequest()),
     Numbered(8, NormReport(3, 0.25)),
     Numbered(9, Scale(3, 0.5)),
     Numbered(10, Fail("reason")),

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from argosy.errors import WireError
+from argosy.protocol.asking import WaitingReport, WaitingRequest
+from argosy.protocol.frames import FrameSpec
 from argosy.wire.channel import Delivery, Departure
-from argosy.wire.frames import FrameSpec
-from argosy.wire.protocol import Ask, Waiting
 from argosy.wire.shared_memory import Placed, Region
 from argosy.wire.unix_channel import UnixChannel, UnixListener
 
@@ -85,7 +85,7 @@ def test_another_user_of_this_host_is_not_let_in() -> None:
 
 # --- coming and going -------------------------------------------------------------------------------------
 def introduced(listener: UnixListener, channel: UnixChannel) -> bytes:
-    channel.send(Ask(0))
+    channel.send(WaitingRequest(0))
     got = listener.receive(PATIENCE)
     assert isinstance(got, Delivery), got
     return got.peer
@@ -99,16 +99,16 @@ def test_a_client_that_never_reads_its_answers_is_gone_and_holds_nobody_up() -> 
     departed = False
     for _ in range(200):
         for _ in range(1000):
-            listener.send(peer, Waiting(("/job:worker/task:1",), 0.5))
+            listener.send(peer, WaitingReport(("/job:worker/task:1",), 0.5))
         if (got := listener.receive(0.0)) is not None:
             assert got == Departure(peer)
             departed = True
             break
     assert departed, "its answers pile up"
-    listener.send(good, Waiting((), 1.0))
+    listener.send(good, WaitingReport((), 1.0))
     message = other.receive(PATIENCE)
     assert message is not None
-    assert message.header == Waiting((), 1.0)
+    assert message.header == WaitingReport((), 1.0)
     for closing in (deaf, other, listener):
         closing.close()
 
@@ -134,7 +134,7 @@ def test_a_descriptor_that_is_used_again_is_another_peers() -> None:
         os.dup2(taken.fileno(), descriptor)
         try:
             assert listener.take(descriptor) is None
-            listener.send(peer, Waiting((), 1.0))
+            listener.send(peer, WaitingReport((), 1.0))
             assert listener.receive(0.0) is None
         finally:
             os.close(descriptor)

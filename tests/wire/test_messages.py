@@ -11,18 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.errors import ConfigError, WireError
-from argosy.update.decisions import Answer, Apply, Decision, Forget, Part, Status
-from argosy.wire import frames as limits
-from argosy.wire.frames import ITEMSIZE, FrameSpec
+from argosy.protocol import frames as limits
+from argosy.protocol.decisions import Answer, Apply, Decision, Forget, Part, Status
+from argosy.protocol.frames import ITEMSIZE, FrameSpec
+from argosy.protocol.header import Header, Numbered
+from argosy.protocol.joining import Leave
+from argosy.protocol.training import Orders, PushAnswer, PushRequest
 from argosy.wire.message import decode, encode
-from argosy.wire.protocol import (
-    Header,
-    Leave,
-    Numbered,
-    Orders,
-    PushRequest,
-    Verdict,
-)
 from argosy.wire.tensors import dtype_name, torch_dtype
 from examples import EXAMPLES
 
@@ -84,7 +79,7 @@ def test_tensors_come_back_bit_by_bit(shapes: list[tuple[torch.dtype, list[int],
     for dtype, shape, seed in shapes:
         values = torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(seed))
         tensors.append((values > 0) if dtype == torch.bool else values.to(dtype))
-    message = decode(parts_of(Verdict(1, "applied", 1), tensors))
+    message = decode(parts_of(PushAnswer(1, "applied", 1), tensors))
     assert len(message.tensors) == len(tensors)
     for mine, theirs in zip(message.tensors, tensors, strict=True):
         assert mine.dtype == theirs.dtype
@@ -240,7 +235,7 @@ def test_random_bytes_are_refused_or_harmless(garbage: list[bytes]) -> None:
 SAMPLES: list[tuple[Header, list[torch.Tensor]]] = [
     *((header, []) for header in EXAMPLES),
     (PushRequest(5, 3), [torch.ones(5)]),
-    (Verdict(5, "applied", 3), [torch.ones(2, 2), torch.zeros(3, dtype=torch.bfloat16)]),
+    (PushAnswer(5, "applied", 3), [torch.ones(2, 2), torch.zeros(3, dtype=torch.bfloat16)]),
 ]
 
 

@@ -13,9 +13,9 @@ import zmq
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
+from argosy.protocol.asking import WaitingRequest
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage
 from argosy.wire.message import decode, encode
-from argosy.wire.protocol import Ask
 from argosy.wire.unix_channel import UnixChannel, UnixListener
 from argosy.wire.zmq_channel import ZmqListener
 from examples import EXAMPLES
@@ -107,10 +107,10 @@ def test_mutated_packets_on_a_unix_socket(unix: UnixListener, seed: int) -> None
             os.close(descriptor)
     assert {Delivery, Garbage} <= kinds
     channel = UnixChannel(unix.name)
-    channel.send(Ask(7), TENSORS)
+    channel.send(WaitingRequest(7), TENSORS)
     while not isinstance(got := arrival(unix), Delivery):
         assert isinstance(got, Departure)
-    assert got.message.header == Ask(7)
+    assert got.message.header == WaitingRequest(7)
     assert all(map(torch.equal, got.message.tensors, TENSORS))
     del got
     channel.close()
@@ -119,7 +119,7 @@ def test_mutated_packets_on_a_unix_socket(unix: UnixListener, seed: int) -> None
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_messages_decode_or_are_refused(seed: int) -> None:
     heads = [bytes(encode(header, tensors)[0]) for header in EXAMPLES for tensors in ([], TENSORS)]
-    frames = [bytearray(bytes(part)) for part in encode(Ask(), TENSORS)[1:]]
+    frames = [bytearray(bytes(part)) for part in encode(WaitingRequest(), TENSORS)[1:]]
     chance = random.Random(seed)
     outcomes = set()
     for head in mutations(heads, 4000, seed):
@@ -143,9 +143,9 @@ def test_mutated_packets_over_the_network() -> None:
             for head in mutations(heads, 1000, 0):
                 sock.send_multipart([head])
                 assert isinstance(arrival(listener), Delivery | Garbage)
-            sock.send_multipart([bytes(part) for part in encode(Ask(7))])
+            sock.send_multipart([bytes(part) for part in encode(WaitingRequest(7))])
             got = arrival(listener)
             assert isinstance(got, Delivery)
-            assert got.message.header == Ask(7)
+            assert got.message.header == WaitingRequest(7)
     finally:
         listener.close()

@@ -16,8 +16,9 @@ from pathlib import Path
 import msgspec
 
 from argosy.checkpoint import folder
-from argosy.checkpoint.index import Index, ShardFile
+from argosy.checkpoint.index import Index
 from argosy.errors import SaveFailed
+from argosy.protocol.saving import ShardFile
 
 
 @dataclass(frozen=True)

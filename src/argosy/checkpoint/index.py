@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from argosy.errors import UNDECODABLE, CheckpointDamaged
+from argosy.protocol.saving import ShardFile
 
 FILE = "index.json"
 FORMAT = 1
@@ -28,14 +29,6 @@ class SavedParameter(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     dtype: str
     group: int = 0
-
-
-class ShardFile(msgspec.Struct, frozen=True):
-    """A file of tensors."""
-
-    file: str
-    bytes: int
-    sha256: str
 
 
 class SavedOptimizer(msgspec.Struct, frozen=True):

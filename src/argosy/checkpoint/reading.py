@@ -12,7 +12,7 @@ from argosy.checkpoint import folder, index
 from argosy.checkpoint.index import Index
 from argosy.checkpoint.safetensors import Reader
 from argosy.errors import CheckpointDamaged, ConfigError
-from argosy.wire.frames import Dtype
+from argosy.protocol.frames import Dtype
 from argosy.wire.tensors import torch_dtype
 
 

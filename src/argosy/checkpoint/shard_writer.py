@@ -8,8 +8,8 @@ from pathlib import Path
 
 from argosy.checkpoint import disk, folder, safetensors
 from argosy.checkpoint.archive import describe
-from argosy.checkpoint.index import ShardFile
 from argosy.checkpoint.safetensors import Entry
+from argosy.protocol.saving import ShardFile
 
 
 class ShardWriter:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from argosy.errors import ConfigError, NotFinite
 from argosy.events import say
 from argosy.hooks.hook import Hook
+from argosy.torch_private import foreach_norm, sparse_values
 
 if TYPE_CHECKING:
     from argosy.session.session import Session
@@ -99,7 +100,7 @@ def _values(parameter: nn.Parameter) -> Tensor:
     gradient = parameter.grad
     if gradient is None:
         raise ValueError("no gradient")  # looked for before
-    return gradient._values() if gradient.is_sparse else gradient
+    return sparse_values(gradient) if gradient.is_sparse else gradient
 
 
 def _surely_finite(gradients: list[Tensor]) -> bool:
@@ -110,9 +111,7 @@ def _surely_finite(gradients: list[Tensor]) -> bool:
     """
     with torch.no_grad():
         if gradients and gradients[0].is_cuda:
-            return bool(
-                torch.stack([norm.float() for norm in torch._foreach_norm(gradients)]).isfinite().all()
-            )
+            return bool(torch.stack([norm.float() for norm in foreach_norm(gradients)]).isfinite().all())
         return all(bool(gradient.sum().isfinite()) for gradient in gradients)
 
 

@@ -14,8 +14,8 @@ from argosy.errors import UNDECODABLE, ArgosyError
 
 if TYPE_CHECKING:
     from argosy.observe.progress import Progress, Speedometer
+    from argosy.protocol.asking import JobStatus
     from argosy.store.status import Inquirer
-    from argosy.wire.status import JobStatus
 
 ASK_EVERY = 1.0
 # A server that does not answer is asked again after this, in case the question was lost.
@@ -80,7 +80,7 @@ class Lookout:
     def _read(self) -> None:
         import msgspec
 
-        from argosy.wire.status import JobStatus
+        from argosy.protocol.asking import JobStatus
 
         try:
             self._note(msgspec.json.decode(self._status_file.read_bytes(), type=JobStatus))

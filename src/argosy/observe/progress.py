@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from argosy.observe.lines import duration_text, numbers_text, step_text
-from argosy.wire.status import JobStatus, WorkerStatus
+from argosy.protocol.asking import JobStatus, WorkerStatus
 
 # A speed is taken over as many gradients, or as many seconds: a slow job needs longer to be seen moving.
 _ENOUGH_GRADIENTS = 100

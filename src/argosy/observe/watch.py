@@ -14,7 +14,7 @@ from argosy.errors import ArgosyError
 from argosy.events import say
 from argosy.observe.journal import Journal
 from argosy.observe.progress import Progress, Speedometer
-from argosy.wire.status import JobStatus
+from argosy.protocol.asking import JobStatus
 
 LOOK_EVERY = 1.0
 # The last look must not hold up the end of a job for longer.

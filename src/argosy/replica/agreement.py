@@ -33,17 +33,17 @@ class _Told(msgspec.Struct):
 
 
 class Agreement:
-    """One replica's part. `names`: of all workers. `meet`: gives a value to all, and all of theirs."""
+    """One replica's part. `names`: of all workers. `gather`: gives a value to all, and all of theirs."""
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         names: Sequence[str],
-        meet: Callable[[bytes], Sequence[bytes]],
+        gather: Callable[[bytes], Sequence[bytes]],
     ) -> None:
         self._optimizer = optimizer
         self._names = names
-        self._meet = meet
+        self._gather = gather
         self._keys = sorted(optimizer.defaults.keys() - IMPLEMENTATION)  # every group has these
         self._read = itemgetter(*self._keys) if self._keys else lambda group: ()
         self._seen: list[Any] = []
@@ -98,7 +98,9 @@ class Agreement:
                 "set the same on every worker",
             )
         mine = _Told(self._step, self._ends, self._factor, self._loaded, self._groups())
-        told = [msgspec.msgpack.decode(each, type=_Told) for each in self._meet(msgspec.msgpack.encode(mine))]
+        told = [
+            msgspec.msgpack.decode(each, type=_Told) for each in self._gather(msgspec.msgpack.encode(mine))
+        ]
         raise _difference(first, told[outcome.odd[0]], other, told[outcome.odd[1]])
 
 

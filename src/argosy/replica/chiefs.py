@@ -23,7 +23,7 @@ def check_alike(
     """That every worker trains the same model."""
     mine = [(name, list(p.shape), str(p.dtype)) for name, p in zip(names, parameters, strict=True)]
     mine += [("buffer", list(buffer.shape), str(buffer.dtype)) for buffer in buffers]
-    chiefs = msgspec.msgpack.decode(member.meet(msgspec.msgpack.encode(mine))[0])
+    chiefs = msgspec.msgpack.decode(member.gather(msgspec.msgpack.encode(mine))[0])
     ours = [list(each) for each in mine]
     if ours == chiefs:
         return
@@ -80,7 +80,7 @@ def take_state(
     tensors: list[torch.Tensor] = []
     mine = [_named(optimizer.state.get(p, {}), p, tensors.append) for p in parameters] if chief else []
     told = msgspec.msgpack.encode(mine if any(each.items for each in mine) else [])
-    states = msgspec.msgpack.decode(member.meet(told)[0], type=list[_Named])
+    states = msgspec.msgpack.decode(member.gather(told)[0], type=list[_Named])
     given = iter(tensors)
 
     def receive(kept: _Tensor, parameter: nn.Parameter) -> torch.Tensor:

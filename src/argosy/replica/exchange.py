@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from argosy.modes import BufferRule
+from argosy.protocol.decisions import Status
 from argosy.replica.hyperparameters import take_groups
 from argosy.replica.loads import Loads
 from argosy.replica.turn import Turn
-from argosy.update.decisions import Status
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -313,11 +313,13 @@ class Replica:
     def gather(self, value: Any) -> list[Any]:
         """Every worker's `value`, in order of index."""
         if self._member is not None:
-            return [msgspec.msgpack.decode(each) for each in self._member.meet(msgspec.msgpack.encode(value))]
+            return [
+                msgspec.msgpack.decode(each) for each in self._member.gather(msgspec.msgpack.encode(value))
+            ]
         if self._client is None:
             return [value]
-        met = self._client.meet(msgspec.Raw(msgspec.msgpack.encode(value)))
-        return [msgspec.msgpack.decode(met[worker]) for worker in sorted(met)]
+        gathered = self._client.gather(msgspec.Raw(msgspec.msgpack.encode(value)))
+        return [msgspec.msgpack.decode(gathered[worker]) for worker in sorted(gathered)]
 
     @property
     def has_servers(self) -> bool:

@@ -31,7 +31,7 @@ _SEEN_BY_ALL = "one that every replica of the ring sees"
 
 
 class RingSaving:
-    """One replica's part. `meet` gives a value to all replicas, and all of theirs."""
+    """One replica's part. `gather` gives a value to all replicas, and all of theirs."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class RingSaving:
         state: TorchState,
         rank: int,
         count: int,
-        meet: Callable[[bytes], Sequence[bytes]],
+        gather: Callable[[bytes], Sequence[bytes]],
     ) -> None:
         self._keeping = keeping
         self._state = state
         self._rank = rank
         self._count = count
-        self._meet = meet
+        self._gather = gather
         self._notes = Path(keeping.directory) / _NOTES
         self._saving = OwnSaving(training, keeping, Ring(), state) if rank == 0 else None
         self._cut: int | None = None  # the step that waits for the replicas' own states
@@ -62,7 +62,8 @@ class RingSaving:
             path = "" if self._saving.restored is None else str(self._saving.restored)
             found = msgspec.msgpack.encode((path, resumed.step, replicas, resumed.groups))
         path, step, states, groups = msgspec.msgpack.decode(
-            self._meet(found)[0], type=tuple[str, int, dict[int, bytes], tuple[dict[str, object], ...] | None]
+            self._gather(found)[0],
+            type=tuple[str, int, dict[int, bytes], tuple[dict[str, object], ...] | None],
         )
         if self._saving is None:
             if not self._notes.is_dir():  # the chief has made it

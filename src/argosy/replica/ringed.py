@@ -22,12 +22,14 @@ from argosy.replica.chiefs import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.ring_batches import RingBatches
-from argosy.replica.ring_items import buffer_places, buffers_at
+from argosy.replica.ring_buffers import NOTHING
+from argosy.replica.ring_items import Places, buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
 from argosy.ring.notes import Outcome, Says
+from argosy.torch_private import at_end_of_backward, graph_task
 
 
 class RingExchange:
@@ -52,6 +54,7 @@ class RingExchange:
         self._outcome: Outcome | None = None  # of the round that this step's gradients have been through
         self._late = -1  # the backward pass that is averaged when it is over
         self._last_giver = -1
+        self._shared: set[tuple[int, str]] = set()  # buffers that all have, by module and name
         self._watched: list[RemovableHandle] = []
         self._saving: RingSaving | None = None
         self._state: TorchState | None = None
@@ -78,7 +81,7 @@ class RingExchange:
         """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
-        self._agreement = Agreement(optimizer, self._member.names, self._member.meet)
+        self._agreement = Agreement(optimizer, self._member.names, self._member.gather)
         self._outcome = None
         self._begin_saving(training)
         self._open(first=True)
@@ -98,7 +101,7 @@ class RingExchange:
         state.averages = self._averages.values
         member = self._member
         self._saving = RingSaving(
-            training, training.keeping, state, member.rank, member.group.size, member.meet
+            training, training.keeping, state, member.rank, member.group.size, member.gather
         )
         self.resumed = self._saving.begin()
         begin_from(self._optimizer, training, self.resumed)
@@ -124,7 +127,8 @@ class RingExchange:
         model = self._training.model
         places = buffer_places(model)
         check_alike(self._member, names_of(model, pairs), self._parameters, buffers_at(places))
-        self._take_the_chiefs(first)
+        self._take_the_chiefs(places, first)
+        brought = NOTHING if self._averaging is None else self._averaging.buffers.brought()
         self._close()
         on_pass = self._begin_pass if self._overlaps else None
         self._averaging = Averaging(
@@ -135,19 +139,23 @@ class RingExchange:
             self._wire,
             on_pass,
             self._end_pass,
+            brought,
         )
 
-    def _take_the_chiefs(self, first: bool) -> None:
-        """Parameters, buffers, what the optimizer leaves alone, and at first its state."""
+    def _take_the_chiefs(self, places: Places, first: bool) -> None:
+        """Parameters, new buffers, what the optimizer leaves alone, and at first its state."""
         model = self._training.model
         trained = {id(parameter) for parameter in self._parameters}
         rest = [] if model is None else [p for p in model.parameters() if id(p) not in trained]
-        changed = take_values(self._member, [*self._parameters, *rest, *buffers_at(buffer_places(model))])
+        # What a worker has changed of its buffers in this step is still to count.
+        fresh = [(module, name) for module, name in places if (id(module), name) not in self._shared]
+        self._shared |= {(id(module), name) for module, name in places}
+        changed = take_values(self._member, [*self._parameters, *rest, *buffers_at(fresh)])
         if not first:
             return
         take_state(self._member, self._optimizer, self._parameters)
         if model is None:  # begun by a gradient, which was made before
-            told = self._member.meet(bytes([changed and bool(gradients_of(self._parameters))]))
+            told = self._member.gather(bytes([changed and bool(gradients_of(self._parameters))]))
             names = [name for name, each in zip(self._member.names, told, strict=True) if any(each)]
             if names and self._member.rank == 0:
                 say(
@@ -178,7 +186,7 @@ class RingExchange:
 
     def _begin_late(self, prepare: Callable[[], None]) -> None:
         """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if task != self._late:
             self._late = task
 
@@ -186,7 +194,7 @@ class RingExchange:
                 prepare()
                 self._outcome = self._round(Says.GIVES, takes=True)
 
-            torch.autograd.Variable._execution_engine.queue_callback(end)
+            at_end_of_backward(end)
 
     def _end_pass(self, outcome: Outcome) -> None:
         """It is over, and `.grad` is the mean."""
@@ -201,7 +209,7 @@ class RingExchange:
         """A round outside of backward; `ends`: the second one of a step that somebody has skipped."""
         averaging = self._use
         if not averaging.under_way:  # else a backward pass was broken off, and what it has sent holds
-            averaging.begin(says, self._mark(ends))
+            averaging.begin(says, self._mark(ends), ends)
         return self._checked(averaging.end(takes))
 
     def _mark(self, ends: bool) -> int:

@@ -13,6 +13,12 @@ from torch import nn
 from argosy.errors import CallError, ConfigError
 from argosy.events import say
 from argosy.modes import Mode
+from argosy.protocol.fields import Group
+from argosy.protocol.frames import Dtype
+from argosy.protocol.joining import Register, SlotValues
+from argosy.protocol.layout import Layout, ParameterSpec, extend
+from argosy.protocol.saving import DirectoryOpened
+from argosy.protocol.training import PushAnswer, PushRequest, Wish
 from argosy.replica.exchange import (
     Resumed,
     Training,
@@ -28,13 +34,9 @@ from argosy.replica.packing import Packing
 from argosy.replica.slots import gather_slots, spread_slots
 from argosy.replica.turn import Turn
 from argosy.store.client import StoreClient
-from argosy.store.layout import Layout, ParameterSpec, extend
 from argosy.store.optimizers import Hyperparameters, describe
 from argosy.store.placement import UserPlacement, place
-from argosy.wire.frames import Dtype
 from argosy.wire.message import Message
-from argosy.wire.protocol import Given, Group, Opened, PushRequest, Register, Wish
-from argosy.wire.protocol import Verdict as WireVerdict
 from argosy.wire.tensors import dtype_name
 
 
@@ -152,7 +154,7 @@ class ServedExchange:
             if any(states[p.parameter] for p in layout.pieces if p.block in fresh):
                 slots, steps = spread_slots(layout, fresh, states, spec)
                 for name, tensors in slots.items():  # one by one, as each fits where gradients will lie
-                    self._client.give(server, Given(name, steps), tensors)
+                    self._client.give(server, SlotValues(name, steps), tensors)
 
     def _pack(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> Packing:
         wire: dict[int, Dtype] = {}
@@ -289,7 +291,7 @@ class ServedExchange:
         absent: tuple[int, ...] = (),
         buffers: tuple[str, ...] = (),
         ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-    ) -> list[Message[WireVerdict]]:
+    ) -> list[Message[PushAnswer]]:
         if self._client.closed:
             raise ConfigError(
                 "optimizer", "a session that goes on", "one that has ended, and the servers with it", _REMEDY
@@ -309,7 +311,7 @@ class ServedExchange:
         self._groups = groups
         return answers
 
-    def _take(self, answers: Sequence[Message[WireVerdict]]) -> Verdict:
+    def _take(self, answers: Sequence[Message[PushAnswer]]) -> Verdict:
         first = answers[0].header
         if names := first.buffers:
             self._state.take(dict(zip(names, answers[0].tensors[-len(names) :], strict=True)))
@@ -320,7 +322,7 @@ class ServedExchange:
         self._cut = first.cut
         return Verdict(first.status, first.step, first.staleness, first.stop)
 
-    def _take_values(self, answers: Sequence[Message[WireVerdict]]) -> None:
+    def _take_values(self, answers: Sequence[Message[PushAnswer]]) -> None:
         values = [answer.tensors for answer in answers]
         if names := answers[0].header.buffers:
             values[0] = values[0][: -len(names)]
@@ -333,7 +335,7 @@ class ServedExchange:
             self._overlap.close()
 
 
-def say_beginning(opened: Opened, directory: str) -> None:
+def say_beginning(opened: DirectoryOpened, directory: str) -> None:
     """Where a training begins, for a person."""
     for note in opened.notes:
         say(note)

@@ -19,9 +19,9 @@ from argosy.cluster.settings import DEFAULT_WAIT, LISTEN_FD
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.events import say
+from argosy.protocol.header import Header
 from argosy.replica.signals import Signals
 from argosy.wire.channel import Arrival, Channel, Listener, Peer
-from argosy.wire.protocol import Header
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from argosy.store.layout import Layout
+from argosy.protocol.joining import OptimizerSpec
+from argosy.protocol.layout import Layout
 from argosy.store.ranges import count_at
 from argosy.store.rules import RULES
-from argosy.wire.protocol import OptimizerSpec
 from argosy.wire.tensors import torch_dtype
 
 

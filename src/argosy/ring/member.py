@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from argosy.errors import UNDECODABLE, JobFailed
 from argosy.events import say
@@ -60,7 +60,7 @@ class RingMember:
         """Whether the ring goes beyond this host."""
         return len(self.group.company.hosts) > 1
 
-    def meet(self, value: bytes) -> list[bytes]:
+    def gather(self, value: bytes) -> list[bytes]:
         """Every worker's value, in order."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.group.size)]
         self.group.all_gather(sizes, torch.tensor([len(value)]))

@@ -14,8 +14,8 @@ from argosy.cluster.settings import STATUS_FILE
 from argosy.errors import ConfigError
 from argosy.observe.journal import Journal
 from argosy.observe.watch import Watch
+from argosy.protocol.asking import LONGEST_NAME, MOST_NUMBERS, JobStatus, WorkerStatus
 from argosy.replica.exchange import NOTHING_LOGGED
-from argosy.wire.status import LONGEST_NAME, MOST_NUMBERS, JobStatus, WorkerStatus
 
 if TYPE_CHECKING:
     from argosy.observe.watch import Source

@@ -11,9 +11,10 @@ import time
 
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.events import say
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Hello, Welcome
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header, Hello, Welcome
 
 
 class Approach:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
+from argosy.protocol.joining import PROTOCOL_VERSION, Hello
 from argosy.wire.channel import Peer
-from argosy.wire.protocol import PROTOCOL_VERSION, Hello
 
 # A connection that ended may be made anew within this time; after it, the peer counts as gone.
 RETURN_GRACE = 2.0

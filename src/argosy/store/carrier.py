@@ -14,15 +14,18 @@ import torch
 
 from argosy.errors import WireError
 from argosy.modes import Mode, Sync
+from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget
+from argosy.protocol.fields import Group
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Register, SlotValues
+from argosy.protocol.layout import Layout
+from argosy.protocol.training import BlockAhead, PushAnswer, PushRequest, Wishes
 from argosy.store.buffers import Buffers
-from argosy.store.layout import Layout
 from argosy.store.optimizers import disagreement
 from argosy.store.saving import Saving
 from argosy.store.shard import Shard
 from argosy.store.sums import Gradient
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget
 from argosy.wire.message import Message
-from argosy.wire.protocol import Bucket, Given, Group, Header, PushRequest, Register, Verdict, Wishes
 from argosy.wire.tensors import torch_dtype
 
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
@@ -79,7 +82,7 @@ class Carrier:
         self._given_steps: Sequence[Sequence[tuple[int, int, float]]] = ()
         self._buckets: dict[int, tuple[int, dict[int, torch.Tensor]]] = {}  # sent ahead, for which push
         self._groups: dict[int, tuple[Group, ...]] = {}  # each worker's latest hyperparameters
-        self._verdicts: dict[int, Verdict] = {}  # each worker's latest answer
+        self._verdicts: dict[int, PushAnswer] = {}  # each worker's latest answer
         self._settled: dict[int, int] = {}  # each worker's latest push that is decided
         self._orders: deque[Decision] = deque()
         self._measured: Apply | None = None  # the step whose factor is awaited
@@ -103,13 +106,14 @@ class Carrier:
         self._mode = header.mode
         self._clip = header.clip_norm is not None
         self._wire = None if header.wire_dtype is None else torch_dtype(header.wire_dtype)
-        self._early = [] if self._workers > 2 and _order_is_sure(header.mode) else None
+        adds = self._workers > 2 and _order_is_sure(header.mode) and self.shard.count > 0
+        self._early = [] if adds else None
         self._first_groups = header.optimizer.groups
         if (step := self._saving.register(header, self.shard, known)) is not None:
             self.step = step
             self.buffers.initialise(header.buffer_rule, self._saving.buffers())
 
-    def give(self, message: Message[Given]) -> None:
+    def give(self, message: Message[SlotValues]) -> None:
         """What the optimizer has kept of the blocks that are about to be registered."""
         self._given[message.header.name] = [tensor.clone() for tensor in message.tensors]
         self._given_steps = message.header.steps
@@ -177,7 +181,7 @@ class Carrier:
         groups = self._groups.get(worker, self._first_groups)
         self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers, header.wishes)
 
-    def keep_bucket(self, worker: int, message: Message[Bucket]) -> None:
+    def keep_bucket(self, worker: int, message: Message[BlockAhead]) -> None:
         """Keep a block that was sent ahead; those of an earlier push are of no use any more."""
         header = message.header
         if len(message.tensors) != 1 or header.place >= self.shard.count:
@@ -289,13 +293,13 @@ class Carrier:
             wishes = self._settle(*key).wishes
         elif key in self._held:  # its worker goes on before the step is made, and may write to its memory
             self._held[key] = self._held[key].copy()
-        verdict = Verdict(
+        verdict = PushAnswer(
             answer.seq, answer.status, answer.step, answer.staleness, answer.stop, cut=answer.cut
         )
         self._verdicts[answer.worker] = verdict
         self._send(answer.worker, verdict, wishes)
 
-    def _send_slots(self, worker: int, verdict: Verdict) -> None:
+    def _send_slots(self, worker: int, verdict: PushAnswer) -> None:
         """Answer with what the optimizer keeps of each block, in place of its values."""
         blocks = list(self.shard.blocks())
         kept = [{k: t for k, t in block.tensors.items() if k.startswith("slot/")} for block in blocks]
@@ -306,7 +310,7 @@ class Carrier:
         )
         self._reply(worker, header, [tensor.clone() for slots in kept for tensor in slots.values()])
 
-    def _send(self, worker: int, verdict: Verdict, wishes: Wishes = ()) -> None:
+    def _send(self, worker: int, verdict: PushAnswer, wishes: Wishes = ()) -> None:
         if "slots" in wishes:
             self._send_slots(worker, verdict)
             return

@@ -16,37 +16,29 @@ from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import WaitTimeout
 from argosy.events import say_waiting
 from argosy.modes import Mode
-from argosy.store.approach import Approach
-from argosy.store.conversation import Conversation
-from argosy.store.layout import Layout, ParameterSpec
-from argosy.store.status import Inquirer
-from argosy.wire.channel import Channel
-from argosy.wire.frames import FrameSpec
-from argosy.wire.message import Message
-from argosy.wire.protocol import (
-    Ask,
-    Bucket,
+from argosy.protocol.asking import WaitingReport, WaitingRequest
+from argosy.protocol.frames import FrameSpec
+from argosy.protocol.header import Header
+from argosy.protocol.joining import (
     Describe,
     Described,
     Fail,
-    Given,
-    Header,
+    GradientMemory,
+    GradientMemorySeen,
     Hello,
     Leave,
-    Meet,
-    Met,
-    Open,
-    Opened,
-    PushRequest,
     Register,
     Registered,
-    Resume,
-    Resumed,
-    Slots,
-    SlotsKept,
-    Verdict,
-    Waiting,
+    SlotValues,
 )
+from argosy.protocol.layout import Layout, ParameterSpec
+from argosy.protocol.saving import DirectoryOpened, OpenDirectory, ResumePoint, ResumeRequest
+from argosy.protocol.training import BlockAhead, Gathered, GatherRequest, PushAnswer, PushRequest
+from argosy.store.approach import Approach
+from argosy.store.conversation import Conversation
+from argosy.store.status import Inquirer
+from argosy.wire.channel import Channel
+from argosy.wire.message import Message
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +64,7 @@ class StoreClient:
         self._connect = connect
         self._seq = 0
         self._resent = False  # whether the latest push was sent to some server twice
-        self._meetings = 0
+        self._gathers = 0
         self._shares = False
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self.closed = False
@@ -92,7 +84,7 @@ class StoreClient:
             while approach.welcome is None:
                 message = approach.advance(0.2)
                 self._talk.channels[server] = approach.channel
-                if message is not None and isinstance(message.header, Waiting):
+                if message is not None and isinstance(message.header, WaitingReport):
                     missing = message.header.tasks  # it is up, and waits for others itself
                 elif message is not None:
                     self._talk.heed(server, message.header)
@@ -106,7 +98,7 @@ class StoreClient:
                         say_waiting(who, waited)
         first = self._approaches[0].welcome
         if first is not None:
-            self._seq, self._meetings = first.base_seq, first.meetings
+            self._seq, self._gathers = first.base_seq, first.gathers
 
     def leave(self) -> None:
         """Say that this worker is done, and hang up."""
@@ -131,9 +123,9 @@ class StoreClient:
         """The layout of these parameters; empty if this is the chief, whose turn it is to register them."""
         return self._talk.request(0, Describe(tuple(parameters), mode), Described, repeat=True).header.layout
 
-    def give(self, server: int, given: Given, tensors: Sequence[torch.Tensor]) -> None:
+    def give(self, server: int, given: SlotValues, tensors: Sequence[torch.Tensor]) -> None:
         """What an optimizer has kept of the blocks that will be registered on a server."""
-        self._talk.request(server, given, SlotsKept, tensors)
+        self._talk.request(server, given, GradientMemorySeen, tensors)
 
     def register(self, registrations: Sequence[tuple[Register, Sequence[torch.Tensor]]]) -> None:
         """Register on every server; on the coordinator last, whose word sets the other workers going."""
@@ -141,13 +133,13 @@ class StoreClient:
             header, tensors = registrations[server]
             self._talk.request(server, header, Registered, tensors)
 
-    def open(self, directory: str, keep: int) -> Opened:
+    def open(self, directory: str, keep: int) -> DirectoryOpened:
         """Have checkpoints kept in a directory, and learn what is in it. Raises ConfigError."""
-        return self._talk.request(0, Open(directory, keep), Opened).header
+        return self._talk.request(0, OpenDirectory(directory, keep), DirectoryOpened).header
 
-    def resume(self) -> Resumed:
+    def resume(self) -> ResumePoint:
         """From where this worker goes on."""
-        return self._talk.request(0, Resume(), Resumed, repeat=True).header
+        return self._talk.request(0, ResumeRequest(), ResumePoint, repeat=True).header
 
     def give_state(self, state: bytes) -> None:
         """This worker's own state, for the step that was saved."""
@@ -167,7 +159,7 @@ class StoreClient:
         if len(self._talk.channels) == 1 or not all(self.in_place):
             return
         for server in range(len(self._talk.channels)):
-            self._talk.request(server, Slots(), SlotsKept, slots.get(server, ()))
+            self._talk.request(server, GradientMemory(), GradientMemorySeen, slots.get(server, ()))
         self._shares = True
         self._in_sight = self._is_sent_in_place(0, slots.get(0, ()))
 
@@ -186,14 +178,14 @@ class StoreClient:
     # --- training -----------------------------------------------------------------------------------------
     def send_ahead(self, server: int, place: int, tensor: torch.Tensor) -> None:
         """Send a block of the next push, which then names it."""
-        self._talk.channels[server].send(Bucket(self._seq + 1, place), [tensor])
+        self._talk.channels[server].send(BlockAhead(self._seq + 1, place), [tensor])
 
     def push(
         self,
         request: PushRequest,
         tensors: Mapping[int, Sequence[torch.Tensor]],
         ahead: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-    ) -> list[Message[Verdict]]:
+    ) -> list[Message[PushAnswer]]:
         """Send a push to all servers (its number is set here), and wait for every answer.
 
         `ahead`: by server, the places of the blocks that it has already.
@@ -215,7 +207,7 @@ class StoreClient:
         request: PushRequest,
         tensors: Mapping[int, Sequence[torch.Tensor]],
         ahead: Mapping[int, tuple[int, ...]],
-    ) -> list[Message[Verdict]]:
+    ) -> list[Message[PushAnswer]]:
         self._seq += 1
         self._resent = False
         numbered = msgspec.structs.replace(request, seq=self._seq, shared=self._shares)
@@ -246,30 +238,30 @@ class StoreClient:
         backwards = reversed(range(len(self._talk.channels)))
         return [self._await_verdict(server, resend) for server in backwards][::-1]
 
-    def _await_verdict(self, server: int, resend: Callable[[int], None]) -> Message[Verdict]:
+    def _await_verdict(self, server: int, resend: Callable[[int], None]) -> Message[PushAnswer]:
         while True:
-            message = self._talk.wait(server, Verdict, self._ask_anew, resend, self._seq)
+            message = self._talk.wait(server, PushAnswer, self._ask_anew, resend, self._seq)
             if message.header.seq == self._seq:  # an older one answers a push that was sent twice
                 return message
 
     def _ask_anew(self, server: int) -> None:
-        self._talk.channels[server].send(Ask(self._seq, anew=True))
+        self._talk.channels[server].send(WaitingRequest(self._seq, anew=True))
 
     def inquire(self) -> Inquirer:
         """Somebody to ask how the job stands, on a channel of its own: for another thread."""
         return Inquirer(self._connect(self._servers[0]))
 
-    # --- meetings -----------------------------------------------------------------------------------------
-    def meet(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
+    # --- gathers ------------------------------------------------------------------------------------------
+    def gather(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
         """Give a small value to all workers, wait for theirs."""
-        self._meetings += 1
-        met = self._talk.request(0, Meet(self._meetings, value), Met, repeat=True).header
-        while met.number != self._meetings:  # an older one answers a request that was repeated
-            met = self._talk.wait(0, Met, renew=None).header
-        return met.values
+        self._gathers += 1
+        gathered = self._talk.request(0, GatherRequest(self._gathers, value), Gathered, repeat=True).header
+        while gathered.number != self._gathers:  # an older one answers a request that was repeated
+            gathered = self._talk.wait(0, Gathered, renew=None).header
+        return gathered.values
 
 
-def _with_values_of(verdict: Verdict, pull: Verdict) -> Verdict:
+def _with_values_of(verdict: PushAnswer, pull: PushAnswer) -> PushAnswer:
     """What became of a push, with the values that were pulled after it."""
     return msgspec.structs.replace(
         pull, seq=verdict.seq, status=verdict.status, staleness=verdict.staleness, cut=verdict.cut

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 from argosy.cluster.launched import raise_failure_elsewhere
 from argosy.cluster.spec import ClusterSpec
 from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WireError
+from argosy.protocol.asking import WaitingReport, WaitingRequest
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Fail, JobOver, Leave, Left, Refused
+from argosy.protocol.saving import OwnState
+from argosy.protocol.training import PushAnswer
 from argosy.store.waiting import Wait
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
-from argosy.wire.protocol import Ask, Fail, Header, JobOver, Leave, Left, OwnState, Refused, Verdict, Waiting
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +110,7 @@ class Conversation:
                 self._see_to(each, renew if each == server or resend is not None else _nothing)
             if wait.asks(concerned):
                 for each in concerned:
-                    self.channels[each].send(Ask(seq))
+                    self.channels[each].send(WaitingRequest(seq))
             wait.name_silent(self._names)
 
     def _see_to(self, server: int, renew: ToServer | None) -> None:
@@ -130,7 +134,7 @@ class Conversation:
         if server == 0 or (message := self.channels[0].receive(0.0)) is None:
             return
         wait.answered(0)
-        if isinstance(message.header, Verdict):
+        if isinstance(message.header, PushAnswer):
             self._kept.append(message)
         else:
             self.heed(0, message.header, wait, resend)
@@ -143,7 +147,7 @@ class Conversation:
             raise JobFailed(header.task, header.reason)
         if isinstance(header, Refused):
             raise _error(header)
-        if isinstance(header, Waiting) and wait is not None:
+        if isinstance(header, WaitingReport) and wait is not None:
             for who in header.tasks:
                 wait.name(who, header.seconds)
             if not header.holds and resend is not None:

@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from argosy.cluster.spec import Task
 from argosy.errors import ModelMismatch, WireError
 from argosy.modes import Mode, Sync
+from argosy.protocol.asking import WaitingReport
+from argosy.protocol.decisions import Decision, Push
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Describe, Described, JobOver, Refused, Register
+from argosy.protocol.layout import Layout
+from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
 from argosy.store.first_batches import FirstBatches
-from argosy.store.layout import Layout
 from argosy.store.meetings import Meetings
 from argosy.store.tally import Tally
 from argosy.update.admission import admission_for
@@ -29,22 +34,7 @@ from argosy.update.coordination import (
     StopWanted,
 )
 from argosy.update.cuts import Cuts
-from argosy.update.decisions import Decision, Push
 from argosy.update.membership import Roster
-from argosy.wire.protocol import (
-    Describe,
-    Described,
-    Header,
-    JobOver,
-    Meet,
-    Met,
-    PushRequest,
-    Refused,
-    Register,
-    Scale,
-    Waiting,
-    Wishes,
-)
 
 CHIEF = 0
 
@@ -77,7 +67,7 @@ class Coordinator:
         self._layouts: dict[int, Layout] = {}  # each that was registered, by its number of parameters
         self._describing: dict[int, Describe] = {}
         self._described: set[int] = set()  # workers whose model is known to be the chief's
-        self._meetings = Meetings()
+        self._gathers = Meetings()
         self._norms: NormCollector | None = None
         self.tally = Tally(workers)
         self._first_batches = FirstBatches()
@@ -105,9 +95,9 @@ class Coordinator:
         return self._core.base_seq(worker)
 
     @property
-    def meetings_held(self) -> int:
-        """How many meetings have taken place: a worker that comes later counts from there."""
-        return self._meetings.held
+    def gathers_completed(self) -> int:
+        """How many gathers have taken place: a worker that comes later counts from there."""
+        return self._gathers.held
 
     def finish(self, worker: int) -> None:
         """A worker is done."""
@@ -131,7 +121,7 @@ class Coordinator:
         self._describing.pop(event.worker, None)
         self._described.discard(event.worker)
         self._on(event)
-        self._hold_meetings()
+        self._complete_gathers()
 
     def is_present(self, worker: int) -> bool:
         """Whether a worker is in the job now."""
@@ -224,21 +214,21 @@ class Coordinator:
         if self._norms is not None and (factor := self._norms.report(server, step, square)) is not None:
             self._scale(Scale(step, factor))
 
-    def meet(self, worker: int, request: Meet) -> None:
-        """A worker is at a meeting."""
+    def gather(self, worker: int, request: GatherRequest) -> None:
+        """A worker gives its value, and waits for those of the others."""
         if self.failure is not None:
             self._tell(worker, self.failure)
-        if (values := self._meetings.missed(request.number)) is not None:
-            self._tell(worker, Met(request.number, values))
+        if (values := self._gathers.missed(request.number)) is not None:
+            self._tell(worker, Gathered(request.number, values))
             return
-        self._meetings.attend(request.number, worker, request.value)
-        self._hold_meetings()
+        self._gathers.attend(request.number, worker, request.value)
+        self._complete_gathers()
 
-    def _hold_meetings(self) -> None:
-        for number, values in self._meetings.take_place(self.roster.awaited()):
+    def _complete_gathers(self) -> None:
+        for number, values in self._gathers.take_place(self.roster.awaited()):
             self.progress_at = time.monotonic()
             for worker in values:
-                self._tell(worker, Met(number, values))
+                self._tell(worker, Gathered(number, values))
 
     # --- saving and stopping ------------------------------------------------------------------------------
     def wish(self, wishes: Wishes) -> None:
@@ -263,10 +253,10 @@ class Coordinator:
             self._order(decisions)
 
     # --- who is waited for --------------------------------------------------------------------------------
-    def waiting(self, name: Callable[[int], str], holds: bool) -> Waiting:
+    def waiting(self, name: Callable[[int], str], holds: bool) -> WaitingReport:
         """For whom the job waits, and how long."""
-        workers: Iterable[int] = self._core.waited_for() or self._meetings.missing(self.roster.awaited())
+        workers: Iterable[int] = self._core.waited_for() or self._gathers.missing(self.roster.awaited())
         if not workers and self._describing:
             workers = [CHIEF]
         seconds = time.monotonic() - self.progress_at
-        return Waiting(tuple(name(worker) for worker in workers), seconds, holds)
+        return WaitingReport(tuple(name(worker) for worker in workers), seconds, holds)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from argosy.errors import JobFailed
+from argosy.protocol.joining import JobOver
 from argosy.store.coordinator import Coordinator
 from argosy.store.links import Links
 from argosy.store.saving import Saving
-from argosy.wire.protocol import JobOver
 
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0

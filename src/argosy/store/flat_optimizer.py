@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from argosy.errors import ConfigError
+from argosy.protocol.fields import Group
 from argosy.store.ranges import Range
 from argosy.store.rules import RULES, Run, Update
 from argosy.wire.large_pages import empty_like
-from argosy.wire.protocol import Group
 
 
 class FlatOptimizer:

@@ -10,9 +10,10 @@ import hashlib
 import hmac
 
 from argosy.errors import ConfigError
+from argosy.protocol.header import BetweenServers, Header, Numbered, SentCount
+from argosy.protocol.joining import Fail, Hello, JobOver, Known, Refused
 from argosy.store.approach import Approach
 from argosy.update.numbering import Incoming, Outgoing
-from argosy.wire.protocol import BetweenServers, Fail, Header, Hello, JobOver, Known, Numbered, Refused, Told
 
 # How often a server says how much it has told the others, in seconds.
 TELL_EVERY = 1.0
@@ -71,7 +72,7 @@ class Link:
     def tell_count(self) -> None:
         """Say how much was told so far: the other may have missed the latest of it."""
         if self.welcomed:
-            self._approach.channel.send(Told(self._outgoing.sent))
+            self._approach.channel.send(SentCount(self._outgoing.sent))
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -91,7 +92,7 @@ class Link:
                 return header.header
             is_end = isinstance(header.header, Fail | JobOver)
             return header.header if is_end and self._incoming.missed is not None else None
-        if isinstance(header, Told):
+        if isinstance(header, SentCount):
             self._words += 1
             self._incoming.expect(header.sent)
         return None

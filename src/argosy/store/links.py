@@ -8,10 +8,11 @@ from collections.abc import Callable
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import WireError
+from argosy.protocol.header import BetweenServers, Header, Numbered, SentCount
+from argosy.protocol.joining import Hello, Known
 from argosy.store.approach import Approach
 from argosy.store.link import TELL_EVERY, Link
 from argosy.wire.channel import Channel
-from argosy.wire.protocol import BetweenServers, Header, Hello, Known, Numbered, Told
 
 _REMEDY = "start the job again: with a directory it goes on from its newest checkpoint"
 
@@ -64,7 +65,7 @@ class Links:
 
     def take(self, task: Task, header: Header) -> BetweenServers | None:
         """What a server tells this one, if there is something to do."""
-        if not isinstance(header, Numbered | Told):
+        if not isinstance(header, Numbered | SentCount):
             raise WireError(f"a server does not send {type(header).__name__}")
         return self._links[task].take(header)
 

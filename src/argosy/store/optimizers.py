@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from argosy.errors import ConfigError
-from argosy.wire.protocol import Group, Hyperparameter, OptimizerSpec
+from argosy.protocol.fields import Group, Hyperparameter
+from argosy.protocol.joining import OptimizerSpec
 
 SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {
     "SGD": torch.optim.SGD,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 from argosy.errors import ConfigError
-from argosy.store.layout import ParameterSpec, Share
+from argosy.protocol.layout import ParameterSpec, Share
 
 
 class Placement(Protocol):

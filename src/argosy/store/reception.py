@@ -10,11 +10,13 @@ import time
 
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
+from argosy.protocol.asking import WaitingReport
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Admitted, Hello, Refused, Welcome
 from argosy.store.attendance import Attendance
 from argosy.store.coordinator import Coordinator
 from argosy.store.links import Links
 from argosy.wire.channel import Listener, Peer
-from argosy.wire.protocol import Admitted, Header, Hello, Refused, Waiting, Welcome
 
 
 class Reception:
@@ -73,7 +75,7 @@ class Reception:
         self._early[peer] = hello
         missing = tuple(self._cluster.describe(task) for task in self._links.missing())
         if missing:
-            self._listener.send(peer, Waiting(missing, time.monotonic() - self._started))
+            self._listener.send(peer, WaitingReport(missing, time.monotonic() - self._started))
 
     def _greet_worker(self, peer: Peer, hello: Hello, task: Task) -> None:
         again = self._attendance.greet(peer, hello, task)
@@ -86,7 +88,7 @@ class Reception:
             if not again:
                 self._links.tell_all(Admitted(task.index, hello.life))
             base = coordinator.arrive(task.index, again)
-            self._listener.send(peer, Welcome(base, self._lane, coordinator.meetings_held))
+            self._listener.send(peer, Welcome(base, self._lane, coordinator.gathers_completed))
 
     def _is_early(self, hello: Hello) -> bool:
         stranger = self._coordinator is None and hello.life not in self._admitted.values()

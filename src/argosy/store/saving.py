@@ -22,12 +22,14 @@ from argosy.checkpoint.telling import Teller
 from argosy.checkpoint.versions import versions
 from argosy.errors import ConfigError, SaveFailed
 from argosy.modes import Sync
-from argosy.store.layout import Layout
+from argosy.protocol.fields import Group
+from argosy.protocol.frames import Dtype
+from argosy.protocol.joining import Refused, Register
+from argosy.protocol.layout import Layout
+from argosy.protocol.saving import DirectoryOpened, OpenDirectory, ShardSaved
 from argosy.store.reception import refusal
 from argosy.store.shard import Shard
 from argosy.store.snapshot import Snapshot, restore
-from argosy.wire.frames import Dtype
-from argosy.wire.protocol import Group, Open, Opened, Refused, Register, ShardSaved
 from argosy.wire.tensors import torch_dtype
 
 # How long a cut waits for the own state of asynchronous workers.
@@ -54,10 +56,10 @@ class Saving:
         self._until = 0.0
 
     # --- beginning ----------------------------------------------------------------------------------------
-    def open(self, header: Open) -> Opened | Refused:
+    def open(self, header: OpenDirectory) -> DirectoryOpened | Refused:
         """On the coordinator: take the directory, and look what is in it."""
         if self.archive is not None:  # the chief has come back: the job has gone on
-            return Opened(again=True)
+            return DirectoryOpened(again=True)
         try:
             archive = Archive(Path(header.directory), header.keep)
         except ConfigError as error:
@@ -66,9 +68,9 @@ class Saving:
         found = archive.newest(notes.append)
         self.archive = archive
         if found is None:
-            return Opened(notes=tuple(notes))
+            return DirectoryOpened(notes=tuple(notes))
         self._saved_states = dict(found[1].replicas)
-        return Opened(str(found[0]), found[1].step, tuple(notes))
+        return DirectoryOpened(str(found[0]), found[1].step, tuple(notes))
 
     def state_of(self, worker: int) -> bytes:
         """What a worker goes on from; one that the checkpoint does not know, from the chief's."""

@@ -15,52 +15,47 @@ import msgspec
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, ConfigError, WireError
 from argosy.events import say
+from argosy.protocol.asking import StatusRequest, WaitingReport, WaitingRequest
+from argosy.protocol.decisions import Cut, Decision, Push
+from argosy.protocol.header import BetweenServers, Header
+from argosy.protocol.joining import (
+    Admitted,
+    Describe,
+    Fail,
+    GradientMemory,
+    GradientMemorySeen,
+    Hello,
+    JobOver,
+    Leave,
+    Left,
+    Refused,
+    Register,
+    Registered,
+    SlotValues,
+)
+from argosy.protocol.layout import check_layout
+from argosy.protocol.saving import OpenDirectory, OwnState, ResumePoint, ResumeRequest, ShardSaved
+from argosy.protocol.training import (
+    BlockAhead,
+    GatherRequest,
+    HeldNotice,
+    NormReport,
+    Orders,
+    PushRequest,
+    Scale,
+    StopRequest,
+)
 from argosy.store.absence import Absence
 from argosy.store.attendance import Attendance
 from argosy.store.carrier import Carrier
 from argosy.store.coordinator import Coordinator
 from argosy.store.ending import Ending
-from argosy.store.layout import check_layout
 from argosy.store.links import Links
 from argosy.store.reception import Reception, refusal
 from argosy.store.saving import Saving
 from argosy.store.status import report
-from argosy.update.decisions import Cut, Decision, Push
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
 from argosy.wire.message import Message
-from argosy.wire.protocol import (
-    Admitted,
-    Ask,
-    BetweenServers,
-    Bucket,
-    Describe,
-    Fail,
-    Given,
-    Header,
-    HeldNotice,
-    Hello,
-    JobOver,
-    Leave,
-    Left,
-    Meet,
-    NormReport,
-    Open,
-    Orders,
-    OwnState,
-    PushRequest,
-    Refused,
-    Register,
-    Registered,
-    Resume,
-    Resumed,
-    Scale,
-    ShardSaved,
-    Slots,
-    SlotsKept,
-    StatusRequest,
-    StopWish,
-    Waiting,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +64,7 @@ if TYPE_CHECKING:
 _LINK_EVERY = 0.02
 # How often it looks at the clock while messages keep coming.
 _LOOK_EVERY = 0.1
-_NOTHING_ASKED = Ask()
+_NOTHING_ASKED = WaitingRequest()
 
 
 class ParameterServer:
@@ -192,29 +187,29 @@ class ParameterServer:
                 self._push(task.index, Message(header, message.tensors))
             case Register():
                 self._register(task, Message(header, message.tensors))
-            case Bucket():
+            case BlockAhead():
                 self._carrier.keep_bucket(task.index, Message(header, message.tensors))
-            case Given() if task == Task("worker", 0):
+            case SlotValues() if task == Task("worker", 0):
                 self._carrier.give(Message(header, message.tensors))
-                self._reply(task.index, SlotsKept(), ())
+                self._reply(task.index, GradientMemorySeen(), ())
             case OwnState(state):
                 self._saving.give_state(task.index, state)
-            case Slots():
+            case GradientMemory():
                 self._carrier.keep_slots(task.index, message.tensors)
-                self._reply(task.index, SlotsKept(), ())
-            case Ask():
+                self._reply(task.index, GradientMemorySeen(), ())
+            case WaitingRequest():
                 self._reply(task.index, self._waiting(task.index, header), ())
-            case Open() if self._coordinator is not None:
+            case OpenDirectory() if self._coordinator is not None:
                 if task != Task("worker", 0):
                     raise WireError("only the chief opens a directory")
                 self._reply(task.index, self._saving.open(header), ())
-            case Resume() if self._coordinator is not None:
+            case ResumeRequest() if self._coordinator is not None:
                 state = self._saving.state_of(task.index)
-                self._reply(task.index, Resumed(self._coordinator.step, state, self._saving.groups), ())
+                self._reply(task.index, ResumePoint(self._coordinator.step, state, self._saving.groups), ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)
-            case Meet() if self._coordinator is not None:
-                self._coordinator.meet(task.index, header)
+            case GatherRequest() if self._coordinator is not None:
+                self._coordinator.gather(task.index, header)
             case Leave():
                 self._leave(task)
             case Fail():
@@ -247,7 +242,7 @@ class ParameterServer:
                 self._reception.admit(worker, life)
             case ShardSaved() if self._coordinator is not None:
                 self._saving.collect(task.index, header)
-            case StopWish() if self._coordinator is not None:
+            case StopRequest() if self._coordinator is not None:
                 self._coordinator.stop()
             case Scale(step, factor) if task.index == 0:
                 self._carrier.scale(step, factor)
@@ -312,7 +307,7 @@ class ParameterServer:
         if self._coordinator is not None:
             self._coordinator.stop()
         else:
-            self._links.tell(0, StopWish())
+            self._links.tell(0, StopRequest())
 
     def _leave(self, task: Task) -> None:
         self._unsettled = True
@@ -355,12 +350,12 @@ class ParameterServer:
         else:
             self._links.tell(0, Fail(reason))
 
-    def _waiting(self, worker: int = 0, ask: Ask = _NOTHING_ASKED) -> Waiting:
+    def _waiting(self, worker: int = 0, ask: WaitingRequest = _NOTHING_ASKED) -> WaitingReport:
         holds = self._carrier.holds(worker, ask.seq, ask.anew)
         if silent := self._links.silent():
-            return Waiting(tuple(name for name, _ in silent), max(time for _, time in silent), holds)
+            return WaitingReport(tuple(name for name, _ in silent), max(time for _, time in silent), holds)
         if self._coordinator is None:
-            return Waiting((), 0.0, holds)
+            return WaitingReport((), 0.0, holds)
         return self._coordinator.waiting(lambda w: self._cluster.describe(Task("worker", w)), holds)
 
     # --- time ---------------------------------------------------------------------------------------------
@@ -379,4 +374,4 @@ class ParameterServer:
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether a connection that ended was made anew; its task may have had nothing to say since."""
-        return self._listener.send(peer, Waiting((), 0.0))
+        return self._listener.send(peer, WaitingReport((), 0.0))

@@ -8,7 +8,7 @@ from argosy.checkpoint.index import part_name
 from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
 from argosy.errors import ConfigError
-from argosy.store.layout import Layout, Piece
+from argosy.protocol.layout import Layout, Piece
 from argosy.store.ranges import count_at
 from argosy.store.shard import BlockState, Shard
 from argosy.wire.large_pages import empty_like

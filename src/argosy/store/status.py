@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import WaitTimeout
-from argosy.wire.protocol import StatusReport, StatusRequest, Waiting
-from argosy.wire.status import JobStatus
+from argosy.protocol.asking import JobStatus, StatusReport, StatusRequest, WaitingReport
 
 if TYPE_CHECKING:
     from argosy.store.coordinator import Coordinator
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 ANSWER_WITHIN = 5.0
 
 
-def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: Waiting) -> StatusReport:
+def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: WaitingReport) -> StatusReport:
     """The coordinator's answer; another server's says whom to ask."""
     if coordinator is None:
         return StatusReport((f"this is not the coordinator; ask {cluster.address(Task('ps', 0))}",))
@@ -42,7 +41,7 @@ def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: Waiti
     return StatusReport(tuple(lines), job)
 
 
-def _job(cluster: ClusterSpec, coordinator: Coordinator, waiting: Waiting) -> JobStatus:
+def _job(cluster: ClusterSpec, coordinator: Coordinator, waiting: WaitingReport) -> JobStatus:
     return JobStatus(
         step=coordinator.step,
         clock=time.monotonic(),

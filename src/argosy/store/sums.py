@@ -52,6 +52,10 @@ class Sums:
                 self._accumulator(position, master).copy_(block)
         self._early.append(gradient)
 
+    def forget(self) -> None:
+        """What was added early is added once more, if it is to be in a sum: there are other blocks now."""
+        self._early = []
+
     def begin(self, order: Sequence[tuple[Gradient, float]]) -> int:
         """How many of these are in the sums already: all that were added early, or none if others came."""
         if not self._early:
@@ -76,10 +80,8 @@ class Sums:
             first, second = one.blocks[position], other.blocks[position]
             if first.dtype == second.dtype == sums.dtype:
                 return torch.lerp(first, second, other_weight / total, out=sums)
-            if its_weight == other_weight:
-                torch.mul(first, 0.5, out=sums)
-            else:  # a plain number would be multiplied in half precision, and rounded
-                torch.mul(first, sums.new_tensor([its_weight / total]), out=sums)
+            # A plain number would be multiplied in half precision, and rounded; the smallest even by a half.
+            torch.mul(first, sums.new_tensor([its_weight / total]), out=sums)
             return sums.add_(second, alpha=other_weight / total)
         for place, (gradient, weight, holes) in enumerate(parts[summed:], start=summed):
             block = gradient.blocks[position]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from argosy.update.decisions import Answer, Apply, Decision
-from argosy.wire.status import WorkerStatus
+from argosy.protocol.asking import WorkerStatus
+from argosy.protocol.decisions import Answer, Apply, Decision
 
 
 class _Counts:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from argosy.modes import Async, Mode, Sync
-from argosy.update.decisions import Answer, Apply, Decision, Forget, Part, Push, Status
+from argosy.protocol.decisions import Answer, Apply, Decision, Forget, Part, Push, Status
 from argosy.update.membership import Roster
 
 

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget, Push
 from argosy.update.admission import Admission
 from argosy.update.cuts import Cuts
-from argosy.update.decisions import Answer, Apply, Cut, Decision, Forget, Push
 from argosy.update.membership import Roster
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
-from argosy.wire.frames import FrameSpec
+from argosy.protocol.frames import FrameSpec
+from argosy.protocol.header import Header
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from argosy.protocol.header import Header
 from argosy.wire.channel import Arrival, Peer
-from argosy.wire.protocol import Header
 from argosy.wire.unix_channel import UnixListener
 from argosy.wire.zmq_channel import ZmqListener
 

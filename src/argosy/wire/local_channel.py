@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from argosy.errors import WireError
+from argosy.protocol.frames import FrameSpec
+from argosy.protocol.header import Header
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
-from argosy.wire.frames import FrameSpec
 from argosy.wire.message import Message, blank, decode, encode
-from argosy.wire.protocol import Header
 
 if TYPE_CHECKING:
     import torch

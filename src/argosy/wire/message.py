@@ -1,7 +1,7 @@
 """A message: a typed header, and tensor frames after it. Encoding and decoding, without sockets.
 
-The header is msgpack, decoded by msgspec against the types in `protocol.py`, so nothing that is not one of
-them gets further than this file. No pickle, and nothing that is sent is ever run.
+The header is msgpack, decoded by msgspec against the types in `protocol/`: what is not one of them gets no
+further than this file. No pickle, and nothing that is sent is ever run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from argosy.errors import UNDECODABLE, WireError
-from argosy.wire.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec, check_frames
-from argosy.wire.protocol import Header
+from argosy.protocol.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec, check_frames
+from argosy.protocol.header import Header
 
 if TYPE_CHECKING:
     import torch

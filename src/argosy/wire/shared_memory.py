@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from argosy.errors import WireError
-from argosy.wire.frames import ITEMSIZE, FrameSpec
+from argosy.protocol.frames import ITEMSIZE, FrameSpec
 from argosy.wire.large_pages import LARGE, gather_shared, map_at, map_shared, whole_pages
 from argosy.wire.tensors import spec_of, torch_dtype
 

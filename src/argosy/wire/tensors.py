@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from argosy.errors import ConfigError
-from argosy.wire.frames import ITEMSIZE, Dtype, FrameSpec
+from argosy.protocol.frames import ITEMSIZE, Dtype, FrameSpec
 
 _TORCH: dict[Dtype, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}

@@ -24,10 +24,10 @@ import msgspec
 import torch
 
 from argosy.errors import UNDECODABLE, WireError
+from argosy.protocol.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
+from argosy.protocol.header import Header
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
-from argosy.wire.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header
 from argosy.wire.shared_memory import Arena, Placed, Region
 
 # A packet of a SEQPACKET socket; a header that is larger travels in memory of its own.

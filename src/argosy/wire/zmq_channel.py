@@ -20,10 +20,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from argosy.cluster.spec import Address
 from argosy.errors import ConfigError, WireError
+from argosy.protocol.frames import MAX_FRAME_BYTES, FrameSpec
+from argosy.protocol.header import Header
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
-from argosy.wire.frames import MAX_FRAME_BYTES, FrameSpec
 from argosy.wire.message import Message, blank, decode, encode
-from argosy.wire.protocol import Header
 
 if TYPE_CHECKING:
     import torch

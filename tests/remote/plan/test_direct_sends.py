@@ -11,12 +11,12 @@ from clusters import cluster_here
 from sender_and_receiver import ends, next_of
 
 import argosy
+from argosy.protocol.remote_work import Work
 from argosy.remote.operations.instructions import SEND, TENSOR, Result, Template
 from argosy.remote.operations.kernel import Kernel
 from argosy.remote.plan.dependencies import Dependencies
 from argosy.remote.plan.direct_sends import find_direct_sends
 from argosy.remote.transport.send_buffers import SendBuffer
-from argosy.wire.remote_headers import Work
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 LARGE, SMALL, FLIP, HALVE = range(4)

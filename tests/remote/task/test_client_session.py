@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from argosy.cluster.spec import Address
+from argosy.protocol.remote_work import Item, Parcel, Reply
 from argosy.remote.operations.instructions import (
     DEFINE,
     EXPECT,
@@ -24,7 +25,6 @@ from argosy.remote.operations.instructions import (
 )
 from argosy.remote.task.client_session import ClientSession
 from argosy.remote.transport.tensor_codec import pack, unpack
-from argosy.wire.remote_headers import Item, Parcel, Reply
 
 OTHER = "/job:worker/task:1"
 LIMIT = 20.0  # seconds

@@ -11,10 +11,10 @@ from clusters import cluster_here
 from sender_and_receiver import ends, next_of
 
 import argosy
+from argosy.protocol.remote_work import Work
 from argosy.remote.task.resident_parameters import move_at_next_write, send_resident
 from argosy.remote.task.scheduler import Storage
 from argosy.remote.transport.same_host import SameHostSender
-from argosy.wire.remote_headers import Work
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 COUNT = 50_000

@@ -14,6 +14,7 @@ from sender_and_receiver import ends, next_of, wait
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
+from argosy.protocol.remote_work import Work
 from argosy.remote.transport.same_host import (
     TO_TASK,
     SameHostListener,
@@ -21,7 +22,6 @@ from argosy.remote.transport.same_host import (
     SameHostSender,
     connect,
 )
-from argosy.wire.remote_headers import Work
 
 CLIENT = "c" * 32
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from argosy.events import say
 from argosy.remote.client.active_scope import current_client
 from argosy.remote.client.cluster_client import Client
 from argosy.remote.client.connections import PendingReply
 from argosy.remote.client.dispatch import RemoteTensor, wrap
-from argosy.remote.client.gradient_tracking import GradientEffects, WarmupObserver
+from argosy.remote.client.gradient_tracking import GradientEffects, UsedGradient, WarmupObserver
 from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, TensorMeta
 from argosy.remote.client.outbox import Outbox
 from argosy.remote.client.recording import (
@@ -28,6 +28,7 @@ from argosy.remote.client.recording import (
 )
 from argosy.remote.operations.instructions import ALIAS, RECORD, REPLAY, UNRECORD
 from argosy.remote.transport.tensor_codec import pack
+from argosy.torch_private import tree_flatten, tree_unflatten
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +61,8 @@ class Captured(Generic[P, R]):
         self._function = function
         self._client = client
         self._plans: dict[Any, deque[_Plan]] = {}
-        self._known: dict[Any, list[Any]] = {}  # tensors that the last call which was not replayed has used
+        # Tensors that may have gradients, arguments aside, which calls that were not replayed have used.
+        self._known: dict[int, weakref.ref[Any]] = {}
         self._in_vain = 0  # recordings since the last replay
         self._said = False
         self.__doc__ = function.__doc__
@@ -72,7 +74,7 @@ class Captured(Generic[P, R]):
         if plans is None:
             if len(self._plans) < _MANY:
                 self._plans[key] = deque(maxlen=_VARIANTS)
-            return self._warm_up(key, args, kwargs)  # what happens only the first time happens here
+            return self._warm_up(leaves, args, kwargs)  # what is done in the first call only is done here
         for plan in plans:
             if plan.hopeless:
                 return self._function(*args, **kwargs)
@@ -80,12 +82,12 @@ class Captured(Generic[P, R]):
                 self._in_vain = 0
                 return plan.replay(leaves)  # type: ignore[no-any-return]
         self._in_vain += 1
-        plan, returned = self._record(key, leaves, args, kwargs)
+        plan, returned = self._record(leaves, args, kwargs)
         plans.append(plan)
         return returned
 
-    def _warm_up(self, key: Any, args: Any, kwargs: Any) -> R:
-        """A call as it is; if nobody else does so, note which tensors may have gradients."""
+    def _warm_up(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> R:
+        """Run the function without a recording; note which tensors may have gradients."""
         client = self._client or current_client()
         if client.observer is not None:
             return self._function(*args, **kwargs)
@@ -94,17 +96,32 @@ class Captured(Generic[P, R]):
             return self._function(*args, **kwargs)
         finally:
             client.observer = None
-            self._known[key] = [*observer.leaves.values()]
+            self._note(observer.leaves.values(), leaves)
 
-    def _record(self, key: Any, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
+    def _note(self, used: Iterable[Any], arguments: Sequence[Any]) -> None:
+        """Note what a call has used. Recordings that do not know such a tensor hold only while it has no
+        gradient.
+        """
+        self._known = {number: each for number, each in self._known.items() if each() is not None}
+        given = {id(each) for each in arguments}
+        for each in used:
+            if id(each) not in given and id(each) not in self._known:
+                self._known[id(each)] = weakref.ref(each)
+                for plans in self._plans.values():
+                    for plan in plans:
+                        plan.note_unknown(each)
+
+    def _record(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
         client = self._client or current_client()
         tapes = client.start_tapes()
-        recording = Recording(client, self._known.pop(key, ()))
+        known = [each for reference in self._known.values() if (each := reference()) is not None]
+        recording = Recording(client, [*known, *(each for each in leaves if isinstance(each, RemoteTensor))])
+        del known
         try:
             return self._recorded(client, tapes, recording, leaves, args, kwargs)
         finally:
             client.end_recording()
-            self._known[key] = recording.watch.leaves()
+            self._note(recording.watch.leaves(), leaves)
 
     def _recorded(
         self,
@@ -169,6 +186,10 @@ class _Plan:
         """
         guards = self._recording.guards
         return self._gradients.match(leaves) and all(t.item() == value for t, value in guards)
+
+    def note_unknown(self, leaf: Any) -> None:
+        """Another call has used this tensor; it is not known whether this one clears its gradient."""
+        self._gradients.used.append(UsedGradient(leaf, -1, None))
 
     def build(self, tapes: Mapping[Outbox, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
         """Turn what was sent into plans, and tell the tasks."""

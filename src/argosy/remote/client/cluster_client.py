@@ -19,6 +19,7 @@ from argosy.cluster.settings import DEFAULT_WAIT, NOTICE_EVERY
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError, RemoteError, TaskLost, WaitTimeout
 from argosy.events import say, say_waiting
+from argosy.protocol.remote_work import Attach, Attached, Bereft, CutOff, Detach, Fault, Packing, Reply
 from argosy.remote.client import call_sites
 from argosy.remote.client.connections import Connections, PendingReply
 from argosy.remote.client.device_name import DeviceName
@@ -43,7 +44,6 @@ from argosy.remote.operations.instructions import (
 )
 from argosy.remote.transport.tensor_codec import frame_count, unpack
 from argosy.wire.message import Message
-from argosy.wire.remote_headers import Attach, Attached, Bereft, CutOff, Detach, Fault, Packing, Reply
 
 # The signatures that are kept; beyond this number, all are forgotten.
 _MOST_INFERRED = 20_000

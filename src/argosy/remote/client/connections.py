@@ -21,10 +21,11 @@ import torch
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
+from argosy.protocol.header import Header
+from argosy.protocol.remote_work import Work
 from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender, connect
+from argosy.torch_private import without_dispatch
 from argosy.wire.message import Message
-from argosy.wire.protocol import Header
-from argosy.wire.remote_headers import Work
 from argosy.wire.zmq_channel import ZmqChannel
 
 # Seconds after which a batch leaves by itself.
@@ -107,7 +108,7 @@ class Connections:
         if sender is None:
             self.send(task, work, frames)
         elif task not in self._lost and not self._closing:
-            with torch._C._DisableTorchDispatch():
+            with without_dispatch():
                 sender.send(work, frames)
 
     def send(self, task: str, header: Header, frames: Sequence[torch.Tensor] = ()) -> None:
@@ -160,7 +161,7 @@ class Connections:
     def _receive_local(self, task: str, receiver: SameHostReceiver) -> None:
         """Handle what has come over a Unix socket."""
         try:
-            with torch._C._DisableTorchDispatch():
+            with without_dispatch():
                 for message in receiver.take():
                     self.on_message(task, message)
             return
@@ -176,7 +177,7 @@ class Connections:
         """Handle what has come, and the loss of the task. Under the lock."""
         while True:
             try:
-                with torch._C._DisableTorchDispatch():  # this thread may be inside a device scope
+                with without_dispatch():  # this thread may be inside a device scope
                     message = channel.receive(0)
             except WireError as error:
                 say(f"from {task}, message dropped: {error}")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from argosy.remote.client.active_scope import current_client, scope
 from argosy.remote.client.cluster_client import Client
 from argosy.remote.client.device_name import DeviceName
 from argosy.remote.client.dispatch import dispatch
+from argosy.torch_private import TorchDispatchMode
 
 
 class _DispatchMode(TorchDispatchMode):

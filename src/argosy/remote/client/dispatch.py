@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _current_autograd_node
-from torch._C._autograd import _get_sequence_nr
 
 from argosy.errors import ConfigError
 from argosy.remote.client import call_sites
@@ -28,6 +26,18 @@ from argosy.remote.client.shape_inference import (
     infer,
     learn,
 )
+from argosy.torch_private import (
+    LOCAL_SCALAR,
+    current_node,
+    make_wrapper,
+    next_sequence_number,
+    no_torch_function,
+    schema_of,
+    sequence_number,
+    set_conj,
+    set_neg,
+    without_dispatch,
+)
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
@@ -37,15 +47,14 @@ _CPU = torch.device("cpu")
 # The devices of this many forward operations are remembered; few autograd graphs have more.
 _FORWARD = 20_000
 is_grad_enabled = torch.is_grad_enabled
-_wrap = torch.Tensor._make_wrapper_subclass
-_SCALARS = (aten := torch.ops.aten)._local_scalar_dense.default, aten.item.default
+_SCALARS = LOCAL_SCALAR, torch.ops.aten.item.default
 
 
 class RemoteTensor(torch.Tensor):
     """A tensor on a device of the cluster. Its shape and dtype are known here; its values are fetched."""
 
     handle: Handle
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -151,7 +160,7 @@ class RemoteTensor(torch.Tensor):
 def wrap(handle: Handle) -> RemoteTensor:
     """The tensor of a handle."""
     meta = handle.meta
-    tensor: RemoteTensor = _wrap(
+    tensor: RemoteTensor = make_wrapper(
         RemoteTensor,
         meta.shape,
         strides=meta.stride,
@@ -160,9 +169,9 @@ def wrap(handle: Handle) -> RemoteTensor:
         device=_CPU,
     )
     if meta.bits[0]:
-        torch._C._set_conj(tensor, True)
+        set_conj(tensor, True)
     if meta.bits[1]:
-        torch._C._set_neg(tensor, True)
+        set_neg(tensor, True)
     tensor.handle = handle
     return tensor
 
@@ -351,7 +360,7 @@ def issue(
     if outbox.lost:
         outbox.check()
     if (meta := inferred.first) is not None:
-        tensor = _wrap(RemoteTensor, meta.shape, strides=meta.stride, dtype=meta.dtype, device=_CPU)
+        tensor = make_wrapper(RemoteTensor, meta.shape, strides=meta.stride, dtype=meta.dtype, device=_CPU)
         tensor.handle = Handle(first, meta, device, RemoteStorage())
         if observer is not None:
             observer.note_made(tensor)
@@ -415,7 +424,7 @@ def _reshape(
     """An operation such as `t_` changes the shape of its tensor, so the tensor here changes too."""
     if torch.Tag.inplace_view not in inferred.func.tags:
         raise Unsupported(f"{inferred.name}: a remote tensor cannot be resized in place")
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         inferred.func(*args, **(kwargs or {}))
     tensor, bits = tensors[0], tensors[0].handle.meta.bits
     tensor.handle.meta = meta_of(tuple(tensor.shape), tensor.stride(), tensor.dtype, bits)
@@ -437,10 +446,10 @@ def _choose(
         return tensors[inferred.stays[0]].handle.device
     if inferred.is_view or inferred.alias:
         return first
-    node = _current_autograd_node() if wanted is not None or scope.forward else None
+    node = current_node() if wanted is not None or scope.forward else None
     if node is not None:
         # A gradient runs on the device of its forward operation, wherever backward() is called.
-        wanted = (scope.forward or {}).get(node._sequence_nr())
+        wanted = (scope.forward or {}).get(sequence_number(node))
     if wanted is not None:
         return wanted
     return first if together else device_with_most_bytes(tensors)
@@ -454,16 +463,16 @@ def _remember(chosen: RemoteDevice) -> None:
     if len(forward) > _FORWARD:  # the oldest have had their backward pass
         for number in list(forward)[: _FORWARD // 2]:
             del forward[number]
-    forward.setdefault(_get_sequence_nr() - 1, chosen)
+    forward.setdefault(next_sequence_number() - 1, chosen)
 
 
 # --- uncommon calls ---------------------------------------------------------------------------------------
 def _uncommon(func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: Signature) -> Any:
     """There are local tensors or a generator among the arguments, or no tensors."""
     wanted = scope.device
-    node = _current_autograd_node() if wanted is not None else None
+    node = current_node() if wanted is not None else None
     if node is not None:
-        wanted = (scope.forward or {}).get(node._sequence_nr(), wanted if signature.tensors else None)
+        wanted = (scope.forward or {}).get(sequence_number(node), wanted if signature.tensors else None)
     remote = signature.tensors[0].handle.device if signature.tensors else wanted
     if remote is None:
         return func(*args, **kwargs)
@@ -496,7 +505,7 @@ def _probe(
             made.append(output.constant)
         else:
             made.append(_new(output, device, tensors, first + number, True, joint))
-    returns = inferred.func._schema.returns
+    returns = schema_of(inferred.func).returns
     if len(returns) == 1 and not str(returns[0].type).startswith("List"):
         return made[0]
     return made if len(returns) == 1 else tuple(made)

@@ -12,6 +12,7 @@ from argosy.remote.client.active_scope import current_client, scope
 from argosy.remote.client.device_name import DeviceName
 from argosy.remote.client.dispatch import RemoteTensor, Send, on_device
 from argosy.remote.client.handle import RemoteDevice
+from argosy.torch_private import buffers_of, parameters_of
 
 T = TypeVar("T")
 
@@ -46,9 +47,9 @@ def _place_module(module: torch.nn.Module, device: RemoteDevice) -> None:
         try:
             torch.utils.swap_tensors(parameter, moved)
         except RuntimeError:  # it has a weak reference: replace the object
-            module._parameters[name] = moved
+            parameters_of(module)[name] = moved
     for name, buffer in module.named_buffers(recurse=False):
-        module._buffers[name] = on_device(buffer, device)
+        buffers_of(module)[name] = on_device(buffer, device)
 
 
 def fetch(what: T) -> T:

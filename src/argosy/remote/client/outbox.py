@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from argosy.errors import TaskLost
+from argosy.protocol.remote_work import Work
 from argosy.remote.operations.instructions import DROP
-from argosy.wire.remote_headers import Work
 
 if TYPE_CHECKING:
     from argosy.remote.client.connections import Connections

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from argosy.torch_private import schema_of
+
 _STATISTICS = ("running_mean", "running_var")
 # Operation -> arguments that its kernel writes to, although undeclared; not when `training` is False.
 UNDECLARED = {
@@ -38,7 +40,7 @@ class _WrittenArgument:
 
 @functools.cache
 def _written_arguments(operation: Any) -> tuple[_WrittenArgument, ...]:
-    schema = operation._schema
+    schema = schema_of(operation)
     declared = [each.alias_info is not None and each.alias_info.is_write for each in schema.arguments]
     undeclared = UNDECLARED.get(schema.name, ())
     only_checks = not schema.returns and not any(declared)
@@ -52,7 +54,7 @@ def _written_arguments(operation: Any) -> tuple[_WrittenArgument, ...]:
 @functools.cache
 def _training(operation: Any) -> int:
     """The position of the argument `training`; -1 without one."""
-    names = [argument.name for argument in operation._schema.arguments]
+    names = [argument.name for argument in schema_of(operation).arguments]
     return names.index("training") if "training" in names else -1
 
 
@@ -89,4 +91,4 @@ def _only_reads(
 @functools.cache
 def has_joint_results(operation: Any) -> bool:
     """Whether an error in one result is an error in all: torch checks `info` for the others."""
-    return any(each.name == "info" for each in operation._schema.returns)
+    return any(each.name == "info" for each in schema_of(operation).returns)

@@ -19,6 +19,7 @@ import torch
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
+from argosy.protocol.remote_work import Fault, Packing, Parcel, Reply
 from argosy.remote.operations import instructions as codes
 from argosy.remote.operations.instructions import Template
 from argosy.remote.operations.kernel import HEAVY, Kernel
@@ -28,7 +29,7 @@ from argosy.remote.task.program import CapturedStep
 from argosy.remote.task.scheduler import Scheduler, Storage, Value, WorkItem, prepare_thread
 from argosy.remote.task.value_exchange import ValueExchange
 from argosy.remote.transport.tensor_codec import dtype_name, pack, unpack
-from argosy.wire.remote_headers import Fault, Packing, Parcel, Reply
+from argosy.torch_private import storage_key
 
 # With this many items waiting, no more messages are read, so that work which is sent ahead stays compact.
 _AHEAD = 4096
@@ -433,7 +434,7 @@ class ClientSession:
         """REPORT"""
         self._sum_up()
         values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
-        memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
+        memory = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in values.values()}
         results = [dict(self.counts), len(self.values), sum(memory.values())]
         self.answer(Reply(request, results))
 
@@ -458,8 +459,8 @@ def _describe(output: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
         return ["v", output]
     if output.layout is not torch.strided or output.is_quantized:
         raise TypeError(f"remote devices do not support {output.layout} tensors of {output.dtype}")
-    memory = output.untyped_storage()._cdata
-    shared = [n for n, each in enumerate(inputs) if each.untyped_storage()._cdata == memory]
+    memory = storage_key(output.untyped_storage())
+    shared = [n for n, each in enumerate(inputs) if storage_key(each.untyped_storage()) == memory]
     return [
         "t",
         dtype_name(output.dtype),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import traceback
 
-from argosy.wire.remote_headers import Fault
+from argosy.protocol.remote_work import Fault
 
 # This many are kept; beyond that, only the latest.
 _MOST = 1000

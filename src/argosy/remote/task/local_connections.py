@@ -19,8 +19,8 @@ import torch
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
+from argosy.protocol.remote_work import Parcel, Work
 from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender, connect
-from argosy.wire.remote_headers import Parcel, Work
 
 Frames = Sequence[torch.Tensor]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from argosy.protocol.remote_work import Packing
 from argosy.remote.operations.kernel import Kernel
 from argosy.remote.plan.dependencies import Dependencies, PreviousStep
 from argosy.remote.plan.segments import Segment, cut_segments
@@ -22,7 +23,6 @@ from argosy.remote.task.scheduler import Storage, Value, WorkItem
 from argosy.remote.task.segment_calls import ReplayState
 from argosy.remote.task.segment_executor import SegmentExecutor
 from argosy.remote.transport.tensor_codec import unpack
-from argosy.wire.remote_headers import Packing
 
 if TYPE_CHECKING:
     from argosy.remote.task.client_session import ClientSession

@@ -13,11 +13,12 @@ from functools import partial
 
 import torch
 
+from argosy.protocol.header import Header
 from argosy.remote.plan.direct_sends import MIN_BYTES
 from argosy.remote.task.scheduler import Storage
 from argosy.remote.transport.same_host import SameHostSender
 from argosy.remote.transport.send_buffers import SendBuffer
-from argosy.wire.protocol import Header
+from argosy.torch_private import storage_key, storage_uses
 
 # The use count of a storage with one tensor: that tensor, and the Python object that asks.
 _ONE_TENSOR = 2
@@ -70,7 +71,7 @@ def move_at_next_write(storage: Storage, sender: SameHostSender, tensor: torch.T
 def _move(storage: Storage, sender: SameHostSender, tensor: torch.Tensor, pause: int) -> None:
     """Move it, unless it has views, or the sender has no buffer for it."""
     memory = tensor.untyped_storage()
-    is_shared = torch._C._storage_Use_Count(memory._cdata) > _ONE_TENSOR
+    is_shared = storage_uses(storage_key(memory)) > _ONE_TENSOR
     if is_shared or memory.nbytes() != tensor.nbytes:
         return
     if (buffer := sender.reserve_resident(tensor.nbytes)) is None:

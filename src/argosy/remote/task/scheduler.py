@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from argosy.wire.remote_headers import Fault
+from argosy.protocol.remote_work import Fault
 
 if TYPE_CHECKING:
     from argosy.remote.task.resident_parameters import ResidentTensor

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from argosy.protocol.remote_work import Fault, Parcel
+from argosy.protocol.remote_work import Item as SentValue
 from argosy.remote.operations.kernel import BareCall
 from argosy.remote.plan.dependencies import PlanItem
 from argosy.remote.plan.direct_sends import DirectSend
 from argosy.remote.task.resident_parameters import move_at_next_write, send_resident
 from argosy.remote.task.scheduler import Value
 from argosy.remote.transport.tensor_codec import RepeatedPacker
-from argosy.wire.remote_headers import Fault, Parcel
-from argosy.wire.remote_headers import Item as SentValue
+from argosy.torch_private import set_grad_enabled
 
 if TYPE_CHECKING:
     from argosy.remote.task.client_session import ClientSession
@@ -151,12 +152,12 @@ def _send_direct(
 # --- operations -------------------------------------------------------------------------------------------
 def set_grad(_: Frame, run: SegmentRun) -> None:
     """As it was when the step was recorded."""
-    torch._C._set_grad_enabled(True)
+    set_grad_enabled(True)
 
 
 def set_no_grad(_: Frame, run: SegmentRun) -> None:
     """As it was when the step was recorded."""
-    torch._C._set_grad_enabled(False)
+    set_grad_enabled(False)
 
 
 def clear(slots: Sequence[int]) -> Call:

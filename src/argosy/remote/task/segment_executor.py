@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from argosy.protocol.remote_work import Fault
+from argosy.protocol.remote_work import Item as SentValue
 from argosy.remote.operations.kernel import HEAVY, Kernel
 from argosy.remote.plan.dependencies import Dependencies, PlanItem
 from argosy.remote.plan.direct_sends import DirectSend, find_direct_sends, may_reside
@@ -16,8 +18,6 @@ from argosy.remote.plan.priorities import QUICK
 from argosy.remote.plan.segments import Segment
 from argosy.remote.task import segment_calls as calls
 from argosy.remote.task.segment_calls import Call, Frame, ReplayState, SegmentRun
-from argosy.wire.remote_headers import Fault
-from argosy.wire.remote_headers import Item as SentValue
 
 # The number of runs in which a segment is checked and timed.
 _TRIALS = 3

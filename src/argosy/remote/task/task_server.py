@@ -19,12 +19,8 @@ from argosy.cluster.cores import tasks_beside
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import WireError
 from argosy.events import say
-from argosy.remote.task.client_session import ClientSession
-from argosy.remote.transport.same_host import SameHostListener
-from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
-from argosy.wire.message import Message
-from argosy.wire.protocol import Header
-from argosy.wire.remote_headers import (
+from argosy.protocol.header import Header
+from argosy.protocol.remote_work import (
     REMOTE_VERSION,
     Attach,
     Attached,
@@ -35,6 +31,10 @@ from argosy.wire.remote_headers import (
     Reply,
     Work,
 )
+from argosy.remote.task.client_session import ClientSession
+from argosy.remote.transport.same_host import SameHostListener
+from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
+from argosy.wire.message import Message
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
 _MOST_HELPERS = 3

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from argosy.errors import WireError
+from argosy.protocol.remote_work import Fault, Item, Packing, Parcel
 from argosy.remote.task.scheduler import Storage, Value, WorkItem
 from argosy.remote.transport.same_host import SameHostSender
 from argosy.remote.transport.tensor_codec import frame_count, pack, unpack
-from argosy.wire.remote_headers import Fault, Item, Packing, Parcel
 
 if TYPE_CHECKING:
     from argosy.remote.task.client_session import ClientSession

@@ -21,11 +21,11 @@ import torch
 
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
+from argosy.protocol.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
+from argosy.protocol.header import Header
 from argosy.remote.transport.borrowed_buffers import PeerBuffer
 from argosy.remote.transport.send_buffers import ACK, SendBuffer, SendBufferPool
-from argosy.wire.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.wire.message import Message, decode, encode
-from argosy.wire.protocol import Header
 from argosy.wire.shared_memory import Region, offsets_of
 from argosy.wire.tensors import bytes_of
 from argosy.wire.unix_channel import is_ours

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from argosy.errors import WireError
-from argosy.wire.frames import MAX_FRAME_BYTES
-from argosy.wire.remote_headers import Packing
+from argosy.protocol.frames import MAX_FRAME_BYTES
+from argosy.protocol.remote_work import Packing
+from argosy.torch_private import without_dispatch
 
 # The alignment of torch's own memory: elsewhere kernels sum in another order, and bits differ.
 _ALIGNMENT = 64
@@ -60,15 +61,11 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# Inside, device scopes and recordings do not see operations: these are on local tensors only.
-_unobserved = torch._C._DisableTorchDispatch
-
-
 def pack(tensor: torch.Tensor, copy: bool = True) -> tuple[Packing, list[torch.Tensor]]:
     """A tensor's bytes as frames, and how to read them: a copy, or without `copy` its own memory if that is
     possible.
     """
-    with _unobserved():
+    with without_dispatch():  # the tensor is local: no scope and no recording may see these operations
         return _pack(tensor.detach().resolve_conj().resolve_neg(), copy)
 
 
@@ -119,7 +116,7 @@ def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
             raise WireError(f"tensor: expected bytes, got {frame.dtype} for {packing}")
     if sum([frame.numel() for frame in frames]) != nbytes:
         raise WireError(f"tensor: expected {nbytes} bytes, got {sum(frame.numel() for frame in frames)}")
-    with _unobserved():
+    with without_dispatch():
         if not nbytes:
             return torch.empty(packing.shape, dtype=dtype)
         data = frames[0] if len(frames) == 1 else torch.cat(list(frames))

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.errors import WireError
-from argosy.store import layout as layouts
-from argosy.store.layout import Block, Layout, ParameterSpec, Piece, Share, check_layout, extend
+from argosy.protocol import layout as layouts
+from argosy.protocol.frames import ITEMSIZE, Dtype
+from argosy.protocol.layout import Block, Layout, ParameterSpec, Piece, Share, check_layout, extend
 from argosy.store.placement import Greedy, RoundRobin, Split
-from argosy.wire.frames import ITEMSIZE, Dtype
 
 LIMIT = 64  # bytes in a block, in these tests
 

@@ -1,7 +1,7 @@
-"""How a job stands, as plain data: what the coordinator counts, and tells whoever asks.
+"""Asking a server: how the job stands, and which tasks a worker is waiting for.
 
-Counters only grow and carry the time at which they were read, on the coordinator's own clock: whoever has
-asked twice knows every speed.
+Counters only grow, and carry the time at which they were read on the coordinator's own clock: two answers
+give every speed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Annotated, TypeAlias
 
 import msgspec
+
+from argosy.protocol.fields import Count, HeaderBase
 
 # Numbers that a worker has logged, by name. A few, and short: they ride with a push.
 MOST_NUMBERS = 16
@@ -58,3 +60,31 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     workers: tuple[WorkerStatus, ...] = ()
     waiting: tuple[str, ...] = ()
     waited: float = 0.0
+
+
+class StatusRequest(HeaderBase, frozen=True, tag="status?"):
+    """How does the job stand? Needs no hello."""
+
+
+class StatusReport(HeaderBase, frozen=True, tag="status"):
+    """Lines for a person; and from the coordinator, all that it counts."""
+
+    lines: tuple[str, ...]
+    job: JobStatus | None = None
+
+
+class WaitingRequest(HeaderBase, frozen=True, tag="ask"):
+    """Which tasks are we waiting for? `seq`: the push that I have no answer to. `anew`: my connection was
+    made anew, so that an answer may have been lost with the old one.
+    """
+
+    seq: Count = 0
+    anew: bool = False
+
+
+class WaitingReport(HeaderBase, frozen=True, tag="waiting"):
+    """For these, so long. `holds`: whether this server has the push that was asked about."""
+
+    tasks: tuple[str, ...]
+    seconds: float
+    holds: bool = True

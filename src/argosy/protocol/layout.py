@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from argosy.errors import WireError
-from argosy.wire.frames import ITEMSIZE, MAX_FRAME_BYTES, Dtype
+from argosy.protocol.frames import ITEMSIZE, MAX_FRAME_BYTES, Dtype
 
 
 class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -112,7 +112,10 @@ def extend(
             key = (share.server, spec.group, spec.dtype)
             for start, stop in _cut(share.start, share.stop, capacity):
                 number = filling.get(key)
-                if number is None or blocks[number].count + stop - start > capacity:
+                if start == stop:  # its updates are counted, as torch does, and not those of a neighbour
+                    number = len(blocks)
+                    blocks.append(Block(*key, count=0))
+                elif number is None or blocks[number].count + stop - start > capacity:
                     number = filling[key] = len(blocks)
                     blocks.append(Block(*key, count=0))
                 block = blocks[number]

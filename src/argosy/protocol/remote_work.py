@@ -1,7 +1,7 @@
-"""The headers of remote work: what a client says to the tasks that it drives, and they to each other.
+"""Remote work: what a client says to the tasks that it drives, what they answer, and what they say to each
+other.
 
-Who speaks: a *client* to every task, a task back to the client, and a task to another when a tensor travels.
-`protocol.py` takes them into the one union of all headers.
+A *client* talks to every task, a task back to the client, and a task to another when a tensor travels.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from argosy.protocol.fields import HeaderBase
+
 REMOTE_VERSION = 2
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _Extent = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _Extents = Annotated[tuple[_Extent, ...], msgspec.Meta(max_length=64)]
-
-
-class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The base of all headers: immutable, and small on the wire."""
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -45,14 +43,14 @@ class Packing(msgspec.Struct, frozen=True, array_like=True):
     stride: _Extents
 
 
-class Attach(_Header, frozen=True, tag="attach"):
+class Attach(HeaderBase, frozen=True, tag="attach"):
     """A client wants this task's devices. The first message on its channel."""
 
     client: _Name
     protocol: int = REMOTE_VERSION
 
 
-class Attached(_Header, frozen=True, tag="attached"):
+class Attached(HeaderBase, frozen=True, tag="attached"):
     """You may send work. The cluster as this task knows it, and its devices."""
 
     task: _Name
@@ -61,7 +59,7 @@ class Attached(_Header, frozen=True, tag="attached"):
     pid: int
 
 
-class Work(_Header, frozen=True, tag="work"):
+class Work(HeaderBase, frozen=True, tag="work"):
     """Operations, in the order in which they were made; `remote/records.py` says what each is.
 
     Frames: the bytes of the tensors that the records bring.
@@ -70,15 +68,15 @@ class Work(_Header, frozen=True, tag="work"):
     records: list[Any]
 
 
-class Reply(_Header, frozen=True, tag="reply"):
+class Reply(HeaderBase, frozen=True, tag="reply"):
     """What was asked for: one result a value. Frames: the bytes of the tensors."""
 
     request: _Id
-    results: list[Any] = []
+    results: list[Any] = msgspec.field(default_factory=list)
     fault: Fault | None = None
 
 
-class CutOff(_Header, frozen=True, tag="cut_off"):
+class CutOff(HeaderBase, frozen=True, tag="cut_off"):
     """From a task to a client: nothing more is done for you here, for this reason."""
 
     reason: str
@@ -95,18 +93,18 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     fault: Fault | None = None
 
 
-class Parcel(_Header, frozen=True, tag="parcel"):
+class Parcel(HeaderBase, frozen=True, tag="parcel"):
     """From task to task: values that a client's records have told you to expect. Frames: their bytes."""
 
     client: _Name
     items: tuple[Item, ...]
 
 
-class Bereft(_Header, frozen=True, tag="bereft"):
+class Bereft(HeaderBase, frozen=True, tag="bereft"):
     """From a client: this task has gone, so what you expect from it will not come."""
 
     task: _Name
 
 
-class Detach(_Header, frozen=True, tag="detach"):
+class Detach(HeaderBase, frozen=True, tag="detach"):
     """A client goes: forget all that is its own."""

@@ -1,0 +1,59 @@
+"""Saving and resuming: where checkpoints are kept, from which one to go on, whose file is written."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from argosy.protocol.fields import Count, Group, HeaderBase
+
+
+class OpenDirectory(HeaderBase, frozen=True, tag="open"):
+    """From the chief, before it registers: checkpoints are kept in this directory, the newest `keep`."""
+
+    directory: str
+    keep: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class DirectoryOpened(HeaderBase, frozen=True, tag="opened"):
+    """It is mine. `checkpoint`: the one to go on from. `again`: the job runs already. `notes`: for people."""
+
+    checkpoint: str = ""
+    step: Count = 0
+    notes: tuple[str, ...] = ()
+    again: bool = False
+
+
+class ResumeRequest(HeaderBase, frozen=True, tag="resume?"):
+    """From where do I go on?"""
+
+
+class ResumePoint(HeaderBase, frozen=True, tag="resume"):
+    """From this step, with this state of your own, and these hyperparameters if they were saved."""
+
+    step: Count
+    state: bytes = b""
+    groups: tuple[Group, ...] | None = None
+
+
+class OwnState(HeaderBase, frozen=True, tag="state"):
+    """My own state (random generators, position in my data): what I need to go on from here."""
+
+    state: bytes
+
+
+class ShardFile(msgspec.Struct, frozen=True):
+    """A file of tensors of a checkpoint."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+class ShardSaved(HeaderBase, frozen=True, tag="saved"):
+    """Between servers: my file of this cut is on the disk, or could not be written."""
+
+    step: Count
+    file: ShardFile | None = None
+    error: str = ""
