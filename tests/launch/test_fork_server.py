@@ -318,7 +318,7 @@ def test_processes_of_a_task(launcher: Launcher) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_torch_is_as_after_a_cold_start(forking_launcher: Launcher) -> None:
-    forking_launcher.preload = ("torch", "argosy.replica.replica", "argosy.store.server")
+    forking_launcher.preload = ("torch", "argosy.entry", "argosy.server.parameter_server")
     body = """
     def threads():
         return len(os.listdir("/proc/self/task"))

@@ -17,13 +17,13 @@ from terminal import Terminal
 
 from argosy.cluster.discover import discover
 from argosy.cluster.spec import ClusterSpec
+from argosy.entry import Replica
 from argosy.launch.lookout import LINE_EVERY, Lookout
 from argosy.observe.journal import read
 from argosy.observe.progress import Progress, Speedometer
 from argosy.observe.view import render
 from argosy.protocol.asking import JobStatus, WorkerStatus
-from argosy.replica.replica import Replica
-from argosy.store.status import query
+from argosy.store.inquiry import query
 
 TRAIN = """
 import os, sys, time

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from trainings import Net, mean_loss
 
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.errors import CallError
 from argosy.modes import Async, Sync
-from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
 
 Program = Callable[[Replica], object]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import argosy
-from argosy.replica.replica import Replica
+from argosy.entry import Replica
 
 
 def train(replica: Replica, wire: torch.dtype | None) -> str:

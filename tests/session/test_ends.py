@@ -11,11 +11,11 @@ import torch
 from one_number import Bench, one_weight
 
 import argosy
+from argosy.entry import Replica
 from argosy.errors import JobFailed
 from argosy.hooks import LogSteps, StopAtStep
 from argosy.modes import Async, Mode, Sync
 from argosy.protocol.decisions import Status
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
 
 LANES: list[Lane] = ["queue", "memory"]

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Sync
 from argosy.replica.loader import Loader
-from argosy.replica.replica import Replica
 from argosy.session import state as own
 from argosy.session.feed import Feed
 from argosy.session.state import ReplicaState

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Async, Mode, Sync
 from argosy.observe.journal import read
-from argosy.replica.replica import Replica
 from argosy.session.session import Session
 from argosy.testing import LocalCluster
 

@@ -22,7 +22,7 @@ from argosy.protocol.saving import ShardFile
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """What became of a cut: saved at `path`; or not, and why, in the directory `path`."""
 
     step: int
@@ -54,7 +54,7 @@ class Archive:
         self._awaited = 0
         self._files: dict[int, ShardFile] = {}
         self._errors: list[str] = []
-        self._publishing: Future[Outcome] | None = None
+        self._publishing: Future[SaveOutcome] | None = None
         self._began = 0.0
 
     def newest(self, tell: Callable[[str], None]) -> tuple[Path, Index] | None:
@@ -98,22 +98,22 @@ class Archive:
             index = msgspec.structs.replace(self._index, replicas=replicas)
             self._publishing = self._thread.submit(self._publish, index)
 
-    def _publish(self, index: Index) -> Outcome:
+    def _publish(self, index: Index) -> SaveOutcome:
         try:
             if self._errors:
                 folder.abandon(self.directory, index.step)
-                return Outcome(index.step, self.directory, error="; ".join(self._errors))
+                return SaveOutcome(index.step, self.directory, error="; ".join(self._errors))
             files = tuple(self._files[server] for server in sorted(self._files))
             whole = msgspec.structs.replace(index, shards=files)
             path = folder.publish(self.directory, whole)
         except OSError as error:
-            return Outcome(index.step, self.directory, error=describe(error))
+            return SaveOutcome(index.step, self.directory, error=describe(error))
         seconds = time.monotonic() - self._began
         with contextlib.suppress(OSError):  # it is saved; what is too old goes the next time
             folder.retain(self.directory, self._keep, index.step)
-        return Outcome(index.step, path, whole.nbytes, seconds)
+        return SaveOutcome(index.step, path, whole.nbytes, seconds)
 
-    def poll(self) -> Outcome | None:
+    def poll(self) -> SaveOutcome | None:
         """What has become of the cut, once."""
         if self._publishing is None or not self._publishing.done():
             return None

@@ -13,7 +13,7 @@ from argosy.checkpoint.index import Index
 from argosy.checkpoint.safetensors import Reader
 from argosy.errors import CheckpointDamaged, ConfigError
 from argosy.protocol.frames import Dtype
-from argosy.wire.tensors import torch_dtype
+from argosy.wire.tensor_bytes import torch_dtype
 
 
 class Checkpoint:

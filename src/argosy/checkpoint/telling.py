@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from argosy.checkpoint.archive import Outcome
+from argosy.checkpoint.archive import SaveOutcome
 from argosy.events import say
 from argosy.observe.journal import record
 
@@ -17,9 +17,9 @@ class Teller:
 
     def __init__(self) -> None:
         self._told = -_EVERY
-        self._untold: Outcome | None = None
+        self._untold: SaveOutcome | None = None
 
-    def tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: SaveOutcome) -> None:
         """What became of a cut."""
         now = time.monotonic()
         if outcome.error:

@@ -1,4 +1,5 @@
-"""What a task and its launcher tell each other, in files beside the task's error record.
+"""What a task and its launcher tell each other: a socket that is handed over, and files beside the task's
+error record.
 
 A task leaves a mark when it joins its cluster. The launcher leaves a note when a task has failed, which those
 who wait for that task look for: one that fails early knows nobody whom it could tell.
@@ -10,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from argosy.cluster.settings import ERROR_FILE
+from argosy.cluster.settings import ERROR_FILE, LISTEN_FD
 from argosy.errors import JobFailed
 from argosy.events import say
 
@@ -23,6 +24,16 @@ def joined_file(error_file: Path) -> Path:
 def failure_file(error_file: Path) -> Path:
     """The launcher's note, the same for all tasks of a job."""
     return error_file.with_name("failure")
+
+
+def handed_socket() -> int | None:
+    """The listening socket that a launcher has made for this task, kept from its own children."""
+    text = os.environ.pop(LISTEN_FD, "")
+    if not text:
+        return None
+    descriptor = int(text)
+    os.set_inheritable(descriptor, False)
+    return descriptor
 
 
 def mark_joined() -> None:

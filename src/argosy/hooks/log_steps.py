@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from argosy.errors import ConfigError
 from argosy.events import say
-from argosy.hooks.hook import Hook
 from argosy.observe.lines import numbers_text, step_text
+from argosy.session.hook import Hook
 
 if TYPE_CHECKING:
     from argosy.session.session import Session
@@ -19,6 +19,8 @@ class LogSteps(Hook):
 
     `every`: so many updates; `seconds`: so much time. The session then says no such line itself.
     """
+
+    says_steps = True
 
     def __init__(self, every: int | None = None, *, seconds: float | None = None) -> None:
         if (every is None) == (seconds is None):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from argosy.errors import ConfigError, NotFinite
 from argosy.events import say
-from argosy.hooks.hook import Hook
+from argosy.session.hook import Hook
 
 if TYPE_CHECKING:
     from argosy.session.session import Session

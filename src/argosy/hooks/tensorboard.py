@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.errors import ConfigError
 from argosy.events import say
-from argosy.hooks.hook import Hook
+from argosy.session.hook import Hook
 
 if TYPE_CHECKING:
     from argosy.observe.progress import Progress

@@ -28,7 +28,7 @@ from argosy.launch.process import TaskProcess
 from argosy.launch.room import check_room
 from argosy.launch.screen import Screen
 from argosy.launch.seats import seat, seats
-from argosy.launch.signals import INTERRUPTS, Signals
+from argosy.launch.signal_socket import INTERRUPTS, SignalSocket
 from argosy.launch.starting import Starter
 from argosy.launch.supervise import (
     Ended,
@@ -61,7 +61,7 @@ def run(job: JobSpec) -> int:
         cluster = describe_cluster(ports.addresses)
         check(job, cluster, os.environ)
         # From here on there is something to clear away, which no signal may come in between of.
-        with Signals() as signals:
+        with SignalSocket() as signals:
             guard = Guard()
             stack.callback(guard.dismiss)
             cores = sorted(os.sched_getaffinity(0))
@@ -81,7 +81,7 @@ def run(job: JobSpec) -> int:
             lookout = Lookout(cluster, workspace.status_file)
             stack.callback(lookout.close)
             supervisor = _supervisor(job)
-            with Run(plans, screen, signals, lookout, workspace, supervisor) as live:
+            with JobRun(plans, screen, signals, lookout, workspace, supervisor) as live:
                 live.start(starter, ports, places)
                 starter.close()
                 live.until_over()
@@ -97,14 +97,14 @@ def _supervisor(job: JobSpec) -> Supervisor:
     return Supervisor(job.tasks, Limits(interrupt=job.grace), survives=not job.is_ring)
 
 
-class Run:
+class JobRun:
     """The tasks of a job while they live."""
 
     def __init__(
         self,
         plans: Sequence[TaskPlan],
         screen: Screen,
-        signals: Signals,
+        signals: SignalSocket,
         lookout: Lookout,
         workspace: Workspace,
         supervisor: Supervisor,
@@ -122,7 +122,7 @@ class Run:
         self._began = time.monotonic()
         self._complained = False
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> JobRun:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from argosy.errors import UNDECODABLE, ArgosyError
 if TYPE_CHECKING:
     from argosy.observe.progress import Progress, Speedometer
     from argosy.protocol.asking import JobStatus
-    from argosy.store.status import Inquirer
+    from argosy.store.inquiry import Inquirer
 
 ASK_EVERY = 1.0
 # A server that does not answer is asked again after this, in case the question was lost.
@@ -61,7 +61,7 @@ class Lookout:
 
     def _ask(self, address: str) -> None:
         # Imported only now: tasks start before this.
-        from argosy.store.status import Inquirer
+        from argosy.store.inquiry import Inquirer
 
         if self._inquirer is None:
             self._inquirer = Inquirer.at(address, "launcher")

@@ -27,7 +27,7 @@ from argosy.remote.loans import Lender
 from argosy.remote.slots import ACK, Slot, Slots
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.shared_memory import Region, offsets_of
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 from argosy.wire.unix_channel import is_ours
 
 # How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this

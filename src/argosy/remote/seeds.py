@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from argosy.remote.records import SEED
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 
 if TYPE_CHECKING:
     from argosy.remote.client import Client

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import CallError
 from argosy.script import calling_line
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 
 
 @dataclass(frozen=True)

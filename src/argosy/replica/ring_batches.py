@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argosy.ring.member import RingMember
-from argosy.store.first_batches import FirstBatches
+from argosy.store.same_batches import SameBatches
 
 
 class RingBatches:
@@ -20,6 +20,6 @@ class RingBatches:
             self._compares = self._member.rank == 0
         elif self._compares:  # whoever has a part in this step has told its own before it
             self._compares = False
-            first = FirstBatches()
+            first = SameBatches()
             for rank, told in self._member.told("batches").items():
                 first.heard(rank, int(told))

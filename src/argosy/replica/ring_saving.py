@@ -19,8 +19,8 @@ from argosy.checkpoint.reading import Checkpoint
 from argosy.errors import CheckpointDamaged, ConfigError
 from argosy.events import say
 from argosy.modes import Ring
+from argosy.replica.chief_saving import ChiefSaving
 from argosy.replica.exchange import Keeping, Resumed, Training
-from argosy.replica.own_saving import OwnSaving
 from argosy.replica.torch_state import TorchState
 
 # A replica that has left the ring gives no state: the others are not held up for it.
@@ -48,7 +48,7 @@ class RingSaving:
         self._count = count
         self._gather = gather
         self._notes = Path(keeping.directory) / _NOTES
-        self._saving = OwnSaving(training, keeping, Ring(), state) if rank == 0 else None
+        self._saving = ChiefSaving(training, keeping, Ring(), state) if rank == 0 else None
         self._cut: int | None = None  # the step that waits for the replicas' own states
         self._mine = b""
         self._until = 0.0

@@ -17,7 +17,7 @@ from argosy.errors import ConfigError
 from argosy.replica.exchange import names_of, parameters_of
 from argosy.replica.hyperparameters import groups_of, is_plain
 from argosy.replica.model_state import ModelState
-from argosy.wire.tensors import dtype_name
+from argosy.wire.tensor_bytes import dtype_name
 
 
 class TorchState:

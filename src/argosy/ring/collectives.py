@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from argosy.ring.agreement import Agreement, Call, call
 from argosy.ring.board import ENTERED, REDUCED
-from argosy.ring.meeting import Host
+from argosy.ring.call_check import Call, CallCheck, call
+from argosy.ring.host_ranks import HostMemory
+from argosy.ring.reduction import Operation, combine
 from argosy.ring.schedule import chunks, home_of, homes, others, slices, slots, stages
-from argosy.ring.sums import Operation, combine
 
 # Chunks of this size: all ranks' together fit into the caches that they share.
 CHUNK_BYTES = 2 * 2**20
@@ -38,7 +38,7 @@ def ring_bytes(ranks: int) -> int:
 class HostRing:
     """The ranks of this host."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostMemory) -> None:
         self._host = host
         self._board = host.board
         self.rank = host.board.rank
@@ -47,7 +47,7 @@ class HostRing:
         self._areas: dict[torch.dtype, list[list[torch.Tensor]]] = {}
         self._slots = slots(self.size)
         self._next = 0  # the slot of the next chunk
-        self._agreement = Agreement(host.board)
+        self._agreement = CallCheck(host.board)
 
     @property
     def turns(self) -> int:

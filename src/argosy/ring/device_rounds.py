@@ -14,8 +14,8 @@ from torch import distributed as dist
 
 from argosy.ring.buckets import Bucket
 from argosy.ring.group import RingGroup
-from argosy.ring.notes import DENSE, Outcome, Says, conclude, merge
-from argosy.ring.sums import combine, nothing
+from argosy.ring.notes import DENSE, RoundOutcome, Says, conclude, merge
+from argosy.ring.reduction import combine, nothing
 
 
 class DeviceRounds:
@@ -79,7 +79,7 @@ class DeviceRounds:
     def advance(self) -> None:
         """Nothing to do: the device does it."""
 
-    def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
+    def finish(self, take: Callable[[int, RoundOutcome], None]) -> RoundOutcome:
         """As in `Rounds`."""
         outcome = self._agree()
         for number, (bucket, work) in enumerate(zip(self.buckets, self._works, strict=True)):
@@ -90,7 +90,7 @@ class DeviceRounds:
                 take(number, outcome)
         return outcome
 
-    def _agree(self) -> Outcome:
+    def _agree(self) -> RoundOutcome:
         mine = torch.tensor([self._says, self._mark, *self._notes], dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self._ring.size)]
         self._ring.all_gather(rows, mine)

@@ -18,8 +18,8 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from argosy.errors import ConfigError, JobFailed, TaskLost
-from argosy.ring.meeting import Company
-from argosy.ring.sums import Operation
+from argosy.ring.host_ranks import RanksByHost
+from argosy.ring.reduction import Operation
 
 _REDUCE: dict[Operation, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -36,7 +36,7 @@ _LOOK_AGAIN = 0.05
 _TOLD = struct.Struct("q256s")
 
 
-def require_insecure(company: Company, insecure: bool) -> None:
+def require_insecure(company: RanksByHost, insecure: bool) -> None:
     """Refuse several hosts, unless told so."""
     if len(company.hosts) > 1 and not insecure:
         raise ConfigError(
@@ -55,7 +55,7 @@ def address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def gloo_groups(store: Store, company: Company, towards: str, timeout: float) -> list[Any]:
+def gloo_groups(store: Store, company: RanksByHost, towards: str, timeout: float) -> list[Any]:
     """Two groups of the leaders: for tensors, and for what is noted beside them. Made by each leader."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout)
@@ -81,7 +81,7 @@ def mpi_groups(ranks: Sequence[int]) -> list[Any]:
 class Leaders:
     """The leaders of the hosts."""
 
-    def __init__(self, groups: Sequence[Any], company: Company, names: Sequence[str]) -> None:
+    def __init__(self, groups: Sequence[Any], company: RanksByHost, names: Sequence[str]) -> None:
         self.on_trouble: Callable[[], JobFailed | None] | None = None
         self._names = [names[ranks[0]] for ranks in company.hosts]
         self._host = company.hosts.index(company.mine)

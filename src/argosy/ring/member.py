@@ -20,7 +20,7 @@ from argosy.events import say
 from argosy.ring.buckets import Bucket
 from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.group import Membership, RingGroup
-from argosy.ring.meeting import Mailbox, share
+from argosy.ring.host_ranks import Mailbox, share
 from argosy.ring.rounds import Rounds, room
 from argosy.ring.ways import for_tensors
 

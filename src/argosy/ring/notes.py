@@ -30,7 +30,7 @@ class Says(IntEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundOutcome:
     """What a round came to, the same on every rank.
 
     `givers`: how many gave something, `first` the lowest of them. `active`: how many are still training.
@@ -63,12 +63,14 @@ def read_head(row: bytes) -> tuple[Says, int]:
     return Says(says), mark
 
 
-def conclude(said: Sequence[tuple[int, Says, int]], pieces: Sequence[int], everyone: bool = True) -> Outcome:
+def conclude(
+    said: Sequence[tuple[int, Says, int]], pieces: Sequence[int], everyone: bool = True
+) -> RoundOutcome:
     """The outcome of what each rank said with which mark, and of the kind of each piece."""
     givers = [rank for rank, says, _ in said if says == Says.GIVES]
     training = [(rank, mark) for rank, says, mark in said if says != Says.IS_DONE]
     odd = next(((training[0][0], rank) for rank, mark in training[1:] if mark != training[0][1]), None)
-    return Outcome(
+    return RoundOutcome(
         len(givers),
         givers[0] if givers else -1,
         len(training),

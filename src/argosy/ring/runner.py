@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d
 from torch.futures import Future
 
 from argosy.errors import ArgosyError
-from argosy.ring.agreement import Disagreement
+from argosy.ring.call_check import Disagreement
 from argosy.ring.work import RingWork
 
 _work_of: Callable[[Any], Any] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009

@@ -11,8 +11,6 @@ from torch import nn
 
 from argosy.checkpoint.safetensors import Reader
 from argosy.errors import ConfigError
-from argosy.hooks.hook import Hook
-from argosy.hooks.saving import SaveCheckpoint
 from argosy.replica.exchange import Keeping
 
 SAVE_SECONDS = 600.0
@@ -23,8 +21,8 @@ def plan(
     save_every: int | None,
     save_seconds: float | None,
     keep: int,
-) -> tuple[Keeping | None, list[Hook]]:
-    """Where checkpoints are kept, and the hook that asks for them by the clock."""
+) -> tuple[Keeping | None, float | None]:
+    """Where checkpoints are kept, and after how many seconds one is due."""
     if save_every is not None and save_every < 1:
         raise ConfigError("save_every", "a number of updates, 1 or more", save_every)
     if save_seconds is not None and not save_seconds > 0:
@@ -34,11 +32,10 @@ def plan(
     if directory is None:
         if save_every is not None or save_seconds is not None:
             raise ConfigError("directory", "a place for the checkpoints", None, "session(directory=...)")
-        return None, []
+        return None, None
     if save_every is None and save_seconds is None:
         save_seconds = SAVE_SECONDS
-    hooks: list[Hook] = [] if save_seconds is None else [SaveCheckpoint(seconds=save_seconds)]
-    return Keeping(str(Path(directory).absolute()), save_every, keep), hooks
+    return Keeping(str(Path(directory).absolute()), save_every, keep), save_seconds
 
 
 def initial_values(model: nn.Module, path: str | os.PathLike[str]) -> Callable[[], None]:

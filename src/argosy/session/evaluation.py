@@ -24,7 +24,7 @@ from argosy.session.session import Session
 if TYPE_CHECKING:
     from argosy.replica.exchange import Training
     from argosy.replica.optimizer import DistributedOptimizer
-    from argosy.replica.replica import Replica
+    from argosy.replica.worker import Worker
 
 T = TypeVar("T")
 Evaluate = Callable[[nn.Module], Any]
@@ -36,7 +36,7 @@ class EvaluatorSession(Session):
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Worker,
         optimizer: DistributedOptimizer,
         training: Training,
         evaluate: Evaluate | None,

@@ -14,26 +14,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from argosy.cluster.settings import STATUS_FILE
+from argosy.cluster.stop_signals import StopSignals
 from argosy.errors import ConfigError, SaveFailed
 from argosy.events import say
-from argosy.hooks.hook import Hook, Hooks
-from argosy.hooks.log_steps import LogSteps
-from argosy.hooks.stop_at_step import StopAtStep
 from argosy.modes import Sync
 from argosy.observe.lines import numbers_text, step_text
 from argosy.observe.watch import Watch
 from argosy.replica.exchange import Training, Verdict
 from argosy.replica.hyperparameters import groups_of
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.replica.signals import Signals
 from argosy.session import state as own
+from argosy.session.batch_checksum import BatchChecksum
 from argosy.session.feed import Feed, Resuming
-from argosy.session.first_batches import FirstBatches
+from argosy.session.hook import Hook, Hooks
 from argosy.session.state import ReplicaState, Stateful
 from argosy.session.watching import Watching, number
 
 if TYPE_CHECKING:
-    from argosy.replica.replica import Replica
+    from argosy.replica.worker import Worker
 
 T = TypeVar("T")
 LOG_EVERY = 10.0
@@ -46,7 +44,7 @@ class Session:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Worker,
         optimizer: DistributedOptimizer,
         training: Training,
         hooks: Sequence[Hook] = (),
@@ -63,19 +61,17 @@ class Session:
         keeping = training.keeping
         self.directory = None if keeping is None else Path(keeping.directory)  # where checkpoints are kept
         self._watching = Watching(self, self.directory)
-        self._first_batches = FirstBatches()
+        self._first_batches = BatchChecksum()
         self._training = dataclasses.replace(
             training, state=self._state, numbers=self._watching.due, batches=self._first_batches.used
         )
-        self._says_steps = STATUS_FILE not in os.environ and not any(
-            isinstance(hook, LogSteps) for hook in hooks
-        )
+        self._says_steps = STATUS_FILE not in os.environ and not any(hook.says_steps for hook in hooks)
         self._weighted = isinstance(replica.mode, Sync) and replica.mode.weighted
         self._logged_at = time.monotonic()
         self._logged_step = 0
         self._feed = Feed()
         self._hooks = Hooks(self, hooks)
-        self._signals = Signals(self._on_signal)
+        self._signals = StopSignals(self._on_signal)
         self._stop_after: int | None = None
         self._says_no_end = False
 
@@ -240,7 +236,7 @@ class Session:
 
     def _announce_no_end(self) -> None:
         """Once, by the chief: nothing that a session knows of ends this training."""
-        known = self.last_step is not None or self._hooks.has(StopAtStep)
+        known = self.last_step is not None or self._hooks.ends_training
         if not known and self.replica.is_chief and not self._says_no_end:
             self._says_no_end = True
             say("trains without end: there is no last_step, and batches() repeats its loader; Ctrl-C ends it")

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from argosy.errors import UNDECODABLE, CheckpointDamaged, ConfigError
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 
 
 class Stateful(Protocol):

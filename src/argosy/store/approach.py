@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 
 from argosy.cluster.settings import NOTICE_EVERY
+from argosy.cluster.spec import ClusterSpec, Task
 from argosy.events import say
 from argosy.protocol.header import Header
 from argosy.protocol.joining import Hello, Welcome
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
+from argosy.wire.zmq_channel import ZmqChannel
+
+
+def connect(cluster: ClusterSpec, me: Task, to: Task) -> Channel:
+    """A channel from one task to another. Its name is new for each life of a process."""
+    return ZmqChannel(cluster.address(to), f"{me}#{uuid.uuid4().hex}".encode())
 
 
 class Approach:

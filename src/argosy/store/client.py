@@ -36,7 +36,7 @@ from argosy.protocol.saving import DirectoryOpened, OpenDirectory, ResumePoint, 
 from argosy.protocol.training import BlockAhead, Gathered, GatherRequest, PushAnswer, PushRequest
 from argosy.store.approach import Approach
 from argosy.store.conversation import Conversation
-from argosy.store.status import Inquirer
+from argosy.store.inquiry import Inquirer
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
 
@@ -149,7 +149,7 @@ class StoreClient:
         """Tensors to write a push to a server into."""
         return self._talk.channels[server].reserve(frames)
 
-    def share(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
+    def share(self, gradients: Mapping[int, Sequence[torch.Tensor]]) -> None:
         """Show every server where its share of the gradients will lie, if all of them can see it.
 
         From then on a push is one short message, to the coordinator: what it orders finds the gradients in
@@ -159,13 +159,13 @@ class StoreClient:
         if len(self._talk.channels) == 1 or not all(self.in_place):
             return
         for server in range(len(self._talk.channels)):
-            self._talk.request(server, GradientMemory(), GradientMemorySeen, slots.get(server, ()))
+            self._talk.request(server, GradientMemory(), GradientMemorySeen, gradients.get(server, ()))
         self._shares = True
-        self._in_sight = self._is_sent_in_place(0, slots.get(0, ()))
+        self._in_sight = self._is_sent_in_place(0, gradients.get(0, ()))
 
     def _is_sent_in_place(self, server: int, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these lie where they are sent from: a larger message since may have moved that."""
-        from argosy.wire.tensors import spec_of
+        from argosy.wire.tensor_bytes import spec_of
 
         places = self.reserve(server, [spec_of(tensor) for tensor in tensors])
         return [tensor.data_ptr() for tensor in tensors] == [place.data_ptr() for place in places]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from argosy.cluster.spec import Address
+from argosy.cluster.spec import Address, Task
 from argosy.errors import ConfigError, WireError
 from argosy.protocol.frames import MAX_FRAME_BYTES, FrameSpec
 from argosy.protocol.header import Header
@@ -78,6 +78,17 @@ def bind_address(address: Address, field: str) -> Address:
         raise ConfigError(field, "a host name that resolves", f"{address.host} ({error.strerror})") from None
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return Address(str(found[0][4][0]), address.port)
+
+
+def check_exposure(address: Address, insecure: bool, task: Task) -> None:
+    """Refuse to listen where strangers can connect, unless told so."""
+    if not insecure and not bind_address(address, str(task)).is_loopback:
+        raise ConfigError(
+            f"address of {task}",
+            "a loopback address",
+            address,
+            "anybody who reaches it could change the model: on a network that you trust, add --insecure",
+        )
 
 
 class ZmqListener:
