@@ -6,13 +6,13 @@ is imported when it runs.
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from argosy import __version__
 from argosy.cluster.discover import take_flags
 from argosy.cluster.spec import Address
 from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError, exit_code
@@ -49,15 +49,8 @@ def _one_line(error: click.ClickException) -> str:
     return message if context is None else f"{message} See '{context.command_path} --help'."
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("argosy")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "0+unknown"
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="argosy")
+@click.version_option(__version__, prog_name="argosy")
 def cli() -> None:
     """Train PyTorch models on parameter servers, from one ordinary training loop.
 

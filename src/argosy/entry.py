@@ -18,7 +18,7 @@ from argosy.modes import BufferRule, Local, Mode, Ring
 from argosy.replica import task_exit
 from argosy.replica.worker import Worker
 from argosy.script import calling_line
-from argosy.server.serving_task import Server
+from argosy.server.serving_task import serve
 from argosy.store.approach import connect
 from argosy.store.client import StoreClient
 
@@ -69,17 +69,7 @@ def join(
 
 def _serve(identity: Identity) -> None:
     try:
-        server = Server(
-            identity.cluster,
-            identity.task.job,
-            identity.task.index,
-            bind=identity.bind,
-            insecure=identity.insecure,
-            wait=identity.wait,
-            use_lane=identity.use_lane,
-            remote=False,
-        )
-        server.join()
+        serve(identity, wait=identity.wait, use_lane=identity.use_lane, remote=False).join()
     except Exception as error:
         task_exit.write_record(identity.task, error)
         raise

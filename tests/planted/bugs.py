@@ -83,7 +83,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "averages keep to their decay from the first step on",
-        "store/averages.py",
+        "store/update_rules.py",
         "return min(decay, (1.0 + step) / (10.0 + step))",
         "return decay",
         ("session/test_averages.py",),

@@ -7,13 +7,17 @@ in a thread; `poll` says what has become of it.
 from __future__ import annotations
 
 import contextlib
+import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+import torch
 
 from argosy.checkpoint import folder
 from argosy.checkpoint.index import Index
@@ -135,3 +139,16 @@ class Archive:
 def describe(error: OSError) -> str:
     """An error of the disk, for a person."""
     return error.strerror or str(error)
+
+
+def versions() -> dict[str, str]:
+    """Which versions write a checkpoint: of Argosy, torch and Python."""
+    return {"argosy": _mine(), "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+@cache  # it is looked for on the disk, while a server makes everybody wait
+def _mine() -> str:
+    try:
+        return version("argosy")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

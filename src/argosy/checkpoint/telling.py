@@ -42,7 +42,3 @@ class Teller:
         if outcome is not None:
             size = outcome.nbytes / 1e6
             say(f"saved step {outcome.step} in {outcome.path} ({size:.1f} MB, {outcome.seconds:.2f} s)")
-
-    def say(self, line: str) -> None:
-        """Anything else."""
-        say(line)

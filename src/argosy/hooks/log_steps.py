@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.observe.lines import numbers_text, step_text
 from argosy.session.hook import Hook
-
-if TYPE_CHECKING:
-    from argosy.session.session import Session
+from argosy.session.session import Session
 
 
 class LogSteps(Hook):

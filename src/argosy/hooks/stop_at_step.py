@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from argosy.errors import ConfigError
 from argosy.session.hook import Hook
-
-if TYPE_CHECKING:
-    from argosy.session.session import Session
+from argosy.session.session import Session
 
 
 class StopAtStep(Hook):

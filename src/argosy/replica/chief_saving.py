@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from argosy.checkpoint.archive import Archive, SaveOutcome
+from argosy.checkpoint.archive import Archive, SaveOutcome, versions
 from argosy.checkpoint.index import Index
 from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.shard_writer import ShardWriter
 from argosy.checkpoint.telling import Teller
-from argosy.checkpoint.versions import versions
 from argosy.errors import ArgosyError
+from argosy.events import say
 from argosy.modes import Mode
 from argosy.replica.exchange import Keeping, Resumed, Training, tied_names
 from argosy.replica.torch_state import TorchState
@@ -37,7 +37,7 @@ class ChiefSaving:
 
     def begin(self) -> tuple[Resumed, dict[int, bytes]]:
         """Go on from the newest checkpoint, if there is one; also every replica's own state in it."""
-        found = self._archive.newest(self._teller.say)
+        found = self._archive.newest(say)
         resumed, replicas = Resumed(), dict[int, bytes]()
         if found is not None:
             path, index = found
@@ -48,9 +48,9 @@ class ChiefSaving:
                 raise
             self.restored, replicas = path, index.replicas
             resumed = Resumed(index.step, replicas.get(0, b""), index.optimizer.groups)
-            self._teller.say(f"goes on from step {index.step}: {path}")
+            say(f"goes on from step {index.step}: {path}")
         else:
-            self._teller.say(f"begins at step 0: no checkpoint in {self._archive.directory}")
+            say(f"begins at step 0: no checkpoint in {self._archive.directory}")
             if self._training.initial is not None:
                 self._training.initial()
         self.cuts = Cuts(self._keeping.save_every, resumed.step)

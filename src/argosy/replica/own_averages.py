@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from argosy.store.averages import decay_at
+from argosy.store.update_rules import decay_at
 
 
 class OwnAverages:

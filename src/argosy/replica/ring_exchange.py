@@ -20,7 +20,6 @@ from argosy.replica.averaging import Averaging
 from argosy.replica.chiefs import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
-from argosy.replica.ring_batches import RingBatches
 from argosy.replica.ring_items import buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.step_check import StepCheck
@@ -28,6 +27,7 @@ from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
 from argosy.ring.notes import RoundOutcome, Says
+from argosy.store.same_batches import SameBatches
 
 
 class RingExchange:
@@ -47,7 +47,7 @@ class RingExchange:
         self._step = 0
         self._parameters: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
-        self._batches = RingBatches(member)
+        self._batches = _FirstBatches(member)
         self._waits = False  # for further backward passes before the gradients are complete
         self._outcome: RoundOutcome | None = None  # of the round that this step's gradients have been through
         self._late = -1  # the backward pass that is averaged when it is over
@@ -365,3 +365,22 @@ class RingExchange:
         if self._averaging is not None:
             self._averaging.close()
             self._averaging = None
+
+
+class _FirstBatches:
+    """Whether the workers begin with the same batches: told through the store, where nobody waits."""
+
+    def __init__(self, member: RingMember) -> None:
+        self._member = member
+        self._compares = False
+
+    def after_step(self, digest: int) -> None:
+        """A step was made with a gradient of this worker; `digest`: of its first batches, once."""
+        if digest:
+            self._member.tell("batches", str(digest))
+            self._compares = self._member.rank == 0
+        elif self._compares:  # whoever has a part in this step has told its own before it
+            self._compares = False
+            first = SameBatches()
+            for rank, told in self._member.told("batches").items():
+                first.heard(rank, int(told))

@@ -13,13 +13,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from argosy.checkpoint.archive import Archive, SaveOutcome
+from argosy.checkpoint.archive import Archive, SaveOutcome, versions
 from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter
 from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
 from argosy.checkpoint.shard_writer import ShardWriter
 from argosy.checkpoint.telling import Teller
-from argosy.checkpoint.versions import versions
 from argosy.errors import ConfigError, SaveFailed
 from argosy.modes import Sync
 from argosy.protocol.fields import Group

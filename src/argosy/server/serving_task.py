@@ -9,10 +9,10 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from argosy.cluster.cores import obey_threads, share_cores
-from argosy.cluster.discover import discover_host
+from argosy.cluster.discover import Identity, discover_host
 from argosy.cluster.launched import handed_socket, mark_joined
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
@@ -195,6 +195,12 @@ def create_local_server() -> Server:
     return Server({"local": [f"{host}:{port}"]}, "local", 0, listen_fd=bound.detach())
 
 
+def serve(identity: Identity, **options: Any) -> Server:
+    """The server of the task that was found; `options` are those of `Server`."""
+    cluster, task = identity.cluster, identity.task
+    return Server(cluster, task.job, task.index, bind=identity.bind, insecure=identity.insecure, **options)
+
+
 def serve_devices(
     words: Mapping[str, str], visible: Sequence[str] | None = None, growth: bool = True
 ) -> None:
@@ -202,16 +208,7 @@ def serve_devices(
     identity = discover_host(words, os.environ)
     # A message that arrives must not wait for milliseconds until the thread that computes lets go.
     sys.setswitchinterval(0.0005)
-    with Server(
-        identity.cluster,
-        identity.task.job,
-        identity.task.index,
-        bind=identity.bind,
-        insecure=identity.insecure,
-        visible_devices=visible,
-        allow_growth=growth,
-        trains=False,
-    ) as server:
+    with serve(identity, visible_devices=visible, allow_growth=growth, trains=False) as server:
         server.join()
 
 

@@ -17,8 +17,8 @@ from argosy.protocol.joining import OptimizerSpec
 from argosy.protocol.layout import Layout, Piece
 from argosy.server.flat_optimizer import FlatOptimizer
 from argosy.server.gradient_sums import Gradient, GradientSums, Part
-from argosy.store.averages import decay_at
 from argosy.store.ranges import Range, complement, intersection, merged
+from argosy.store.update_rules import decay_at
 from argosy.wire.large_pages import empty_like
 from argosy.wire.tensor_bytes import torch_dtype
 

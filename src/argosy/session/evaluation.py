@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,13 +18,11 @@ from argosy.cluster.launched import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.errors import CheckpointDamaged, ConfigError, WaitTimeout
 from argosy.events import say, say_waiting
+from argosy.replica.exchange import Training
+from argosy.replica.optimizer import DistributedOptimizer
+from argosy.replica.worker import Worker
 from argosy.session.feed import Resuming
 from argosy.session.session import Session
-
-if TYPE_CHECKING:
-    from argosy.replica.exchange import Training
-    from argosy.replica.optimizer import DistributedOptimizer
-    from argosy.replica.worker import Worker
 
 T = TypeVar("T")
 Evaluate = Callable[[nn.Module], Any]

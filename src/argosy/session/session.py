@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,15 +23,13 @@ from argosy.observe.watch import Watch
 from argosy.replica.exchange import Training, Verdict
 from argosy.replica.hyperparameters import groups_of
 from argosy.replica.optimizer import DistributedOptimizer
+from argosy.replica.worker import Worker
 from argosy.session import state as own
 from argosy.session.batch_checksum import BatchChecksum
 from argosy.session.feed import Feed, Resuming
 from argosy.session.hook import Hook, Hooks
 from argosy.session.state import ReplicaState, Stateful
 from argosy.session.watching import Watching, number
-
-if TYPE_CHECKING:
-    from argosy.replica.worker import Worker
 
 T = TypeVar("T")
 LOG_EVERY = 10.0

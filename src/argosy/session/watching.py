@@ -13,12 +13,11 @@ import torch
 from argosy.cluster.settings import STATUS_FILE
 from argosy.errors import ConfigError
 from argosy.observe.journal import Journal
-from argosy.observe.watch import Watch
+from argosy.observe.watch import Source, Watch
 from argosy.protocol.asking import LONGEST_NAME, MOST_NUMBERS, JobStatus, WorkerStatus
 from argosy.replica.exchange import NOTHING_LOGGED
 
 if TYPE_CHECKING:
-    from argosy.observe.watch import Source
     from argosy.session.session import Session
 
 # What was logged goes to the servers so often at most, in seconds.

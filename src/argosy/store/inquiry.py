@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from argosy.cluster.spec import Address
 from argosy.errors import WaitTimeout
 from argosy.protocol.asking import JobStatus, StatusReport, StatusRequest
-
-if TYPE_CHECKING:
-    from argosy.wire.channel import Channel
+from argosy.wire.channel import Channel
 
 ANSWER_WITHIN = 5.0
 

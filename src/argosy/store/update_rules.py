@@ -225,3 +225,8 @@ RULES: dict[str, Rule] = {
         _rmsprop,
     ),
 }
+
+
+def decay_at(decay: float, step: int) -> float:
+    """The decay at a step: smaller in the first ones, so that the average is not tied to where it began."""
+    return min(decay, (1.0 + step) / (10.0 + step))

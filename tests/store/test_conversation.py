@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from argosy.store import waiting
-from argosy.store.waiting import Wait
+from argosy.store import conversation
+from argosy.store.conversation import Wait
 
 NAMES = ["server 0", "server 1"]
 
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(waiting, "time", made)
+    monkeypatch.setattr(conversation, "time", made)
     return made
 
 
