@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from argosy.modes import Async as Async
     from argosy.modes import Ring as Ring
     from argosy.modes import Sync as Sync
-    from argosy.remote.capture import capture as capture
-    from argosy.remote.client import Client as Client
-    from argosy.remote.connecting import connect as connect
-    from argosy.remote.scopes import device as device
-    from argosy.remote.tensors import fetch as fetch
-    from argosy.remote.tensors import place as place
+    from argosy.remote.client.capture import capture as capture
+    from argosy.remote.client.cluster_client import Client as Client
+    from argosy.remote.client.connect import connect as connect
+    from argosy.remote.client.device_scope import device as device
+    from argosy.remote.client.module_transfer import fetch as fetch
+    from argosy.remote.client.module_transfer import place as place
     from argosy.replica.exchange import Verdict as Verdict
     from argosy.replica.learning_rate import scale_learning_rate as scale_learning_rate
     from argosy.server.serving_task import Server as Server
@@ -53,7 +53,7 @@ _HOMES = {
     "ArgosyError": "argosy.errors",
     "Async": "argosy.modes",
     "CheckpointDamaged": "argosy.errors",
-    "Client": "argosy.remote.client",
+    "Client": "argosy.remote.client.cluster_client",
     "ClusterSpec": "argosy.cluster.spec",
     "ConfigError": "argosy.errors",
     "Greedy": "argosy.store.placement",
@@ -71,15 +71,15 @@ _HOMES = {
     "TaskLost": "argosy.errors",
     "Verdict": "argosy.replica.exchange",
     "WaitTimeout": "argosy.errors",
-    "capture": "argosy.remote.capture",
-    "connect": "argosy.remote.connecting",
+    "capture": "argosy.remote.client.capture",
+    "connect": "argosy.remote.client.connect",
     "create_local_server": "argosy.server.serving_task",
-    "device": "argosy.remote.scopes",
-    "fetch": "argosy.remote.tensors",
+    "device": "argosy.remote.client.device_scope",
+    "fetch": "argosy.remote.client.module_transfer",
     "hooks": "argosy",
     "join": "argosy.entry",
     "load": "argosy.checkpoint.reading",
-    "place": "argosy.remote.tensors",
+    "place": "argosy.remote.client.module_transfer",
     "scale_learning_rate": "argosy.replica.learning_rate",
 }
 

@@ -51,7 +51,6 @@ def _options(program: Program) -> bool:
         # Without a gradient a scaler has to be told its scale again.
         and not (program.scaler and {"none", "inf"} <= {each.act for each in program.passes})
         and not (program.wire == "float16" and "short" in program.parts)
-        and not (program.wire is not None and any(phase.way == "tokens" for phase in program.phases))
     )
 
 

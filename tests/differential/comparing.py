@@ -49,11 +49,9 @@ def _compare_phase(program: Program, phase: Phase, got: Ended, expected: Ended) 
 
 def _least(program: Program) -> float:
     """The least tolerance: what is clipped together is as exact as its least exact part."""
-    # A normalised batch of two has gradients near zero, where the last bit decides how the wire rounds them.
-    least = 1e-4 if program.wire is not None and {"norm", "normed"} & set(program.parts) else 0.0
     if program.clip is None:
-        return least
-    return 2e-2 if "short" in program.parts else 1e-4 if "single" in program.parts else least
+        return 0.0
+    return 2e-2 if "short" in program.parts else 1e-4 if "single" in program.parts else 0.0
 
 
 def _states(prefix: str, got: Mapping[str, Tensor], right: State, least: float) -> Iterator[str]:

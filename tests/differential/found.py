@@ -109,6 +109,18 @@ FOUND: dict[str, tuple[Program, ...]] = {
         Program(0, (_sync("step", far=True),), scaler=True, wire="float16"),
         Program(0, (_sync("3: step step step", far=True),), wire="bfloat16"),
     ),
+    "wire_dtype: a mean of two": (
+        Program(0, (Phase("tokens", turns("step step"), 1, "network"),), parts=("normed",), wire="float16"),
+    ),
+    "wire_dtype when a group joins": (
+        Program(
+            0,
+            (Phase("tokens", turns("step step", "step step"), 1, "network"),),
+            parts=("linear", "late"),
+            wire="float16",
+            late_at=1,
+        ),
+    ),
     "weighted accumulation": (
         Program(0, (_sync("2: step,n4 step | step step", weighted=True),)),
         Program(0, (_sync("2: step step,n4 | step step,n3", weighted=True),)),

@@ -2,9 +2,6 @@
 
 One entry each, with the reason in one line. Mend it, delete its entry, and the programs of it in `found` are
 run with all others. This must end empty.
-
-Not explained yet, and left out by `allowing`: a `wire_dtype` over the network together with tokens, where
-seeds 10002 and 40027 differ by 1e-5.
 """
 
 from __future__ import annotations

@@ -226,6 +226,7 @@ class _Training:
             fresh = {f"late.{name}": self._master(f"late.{name}") for name in ("weight", "bias")}
             self.masters |= fresh
             self.names += fresh
+            self.rounded = set()  # all values come anew with it, and what is pulled is not rounded
             self.optimizer.add_param_group({"params": list(fresh.values()), "lr": 0.05})
             if program.average is not None:
                 self.averages |= {name: value.detach().clone() for name, value in fresh.items()}

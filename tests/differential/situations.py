@@ -153,6 +153,17 @@ def wire_and_scale(program: Program) -> bool:
     )
 
 
+def wire_and_two(program: Program) -> bool:
+    """Two gradients in half precision become one mean: the smallest of it must not be rounded once more."""
+    wire = program.wire == "float16" and "normed" in program.parts
+    return wire and any(phase.far and phase.workers < 3 for phase in program.phases)
+
+
+def wire_when_joining(program: Program) -> bool:
+    joins = program.wire is not None and program.late_at is not None
+    return joins and any(phase.far for phase in program.phases)
+
+
 def ring_saves_nothing(program: Program) -> bool:
     if not program.saves:
         return False
@@ -270,6 +281,11 @@ SITUATIONS: dict[str, tuple[Callable[[Program], bool], tuple[str, ...]]] = {
         wire_and_scale,
         ("sync, wire, scaler, network", "sync, wire, every, network"),
     ),
+    "wire_dtype: a mean of two": (
+        wire_and_two,
+        ("sync, wire, normed, network", "tokens, wire, normed, queue"),
+    ),
+    "wire_dtype when a group joins": (wire_when_joining, ("sync, wire, late, network",)),
     "weighted accumulation": (weighted_every, ("sync, weighted, every",)),
     "a weight of 0": (zero_weight, ("sync, weighted, zero weights",)),
     "held at the end": (tokens_unfinished, ("tokens, unfinished, saves",)),

@@ -1,4 +1,4 @@
-"""The rule by which `src/argosy/remote/allowed_operations.txt` is made. Run it to make the file anew:
+"""The rule by which `src/argosy/remote/operations/allowed_operations.txt` is made. To make it anew:
 
     python tests/remote/admitting.py
 
@@ -19,9 +19,9 @@ import torch
 import torch_tables as tables
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import argosy.remote
+import argosy.remote.operations
 
-LIST = Path(argosy.remote.__file__).parent / "allowed_operations.txt"
+LIST = Path(argosy.remote.operations.__file__).parent / "allowed_operations.txt"
 
 # What programs use and the tables leave out.
 ALSO = {

@@ -15,7 +15,7 @@ import torch
 import zmq
 
 import argosy
-from argosy.remote.client import Client
+from argosy.remote.client.cluster_client import Client
 from argosy.server.serving_task import Server
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

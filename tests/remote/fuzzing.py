@@ -24,9 +24,9 @@ import torch_tables as tables
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from argosy.remote.allowed import ALLOWED, find_operation
-from argosy.remote.compiled import Compiled
-from argosy.remote.records import Template, write_argument
+from argosy.remote.operations.allowed import ALLOWED, find_operation
+from argosy.remote.operations.instructions import Template, write_argument
+from argosy.remote.operations.kernel import Compiled
 
 SAMPLES, LARGEST = 4, 100_000
 DTYPES = (

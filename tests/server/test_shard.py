@@ -365,3 +365,17 @@ def test_a_weighted_mean_of_half_precision_is_not_rounded_before_the_update() ->
         ((state,),) = [[block.tensors["param"] for block in shard.blocks()]]
         expected = sum(g.double() * w for g, w in zip(gradients, parts, strict=True)) / sum(parts)
         torch.testing.assert_close(state.double(), -expected, rtol=1e-6, atol=0)
+
+
+def test_a_mean_of_two_keeps_half_of_the_smallest_float16() -> None:
+    layout = extend(Layout(), [ParameterSpec("w", (2,), "float32", 0)], [[Share(0, 0, 2)]])
+    shard = Shard(0)
+    shard.extend(
+        layout, describe(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)), [torch.zeros(2)]
+    )
+    smallest = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+    gradients = [torch.tensor([smallest, 1.0]).half(), torch.zeros(2).half()]
+    shard.reduce([(shard.accept([gradient], ()), 1.0) for gradient in gradients])
+    shard.update(None)
+    (state,) = [block.tensors["param"] for block in shard.blocks()]
+    assert state.tolist() == [-smallest / 2, -0.5]

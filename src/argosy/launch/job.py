@@ -41,7 +41,12 @@ PRELOAD: tuple[str, ...] = (
     "argosy.wire.unix_channel",
     "argosy.wire.zmq_channel",
 )
-_PRELOAD_TO_SERVE = ("torch", "torch._dynamo", "argosy.remote.connecting", "argosy.remote.host")
+_PRELOAD_TO_SERVE = (
+    "torch",
+    "torch._dynamo",
+    "argosy.remote.client.connect",
+    "argosy.remote.task.task_server",
+)
 # What every task of a cluster that serves runs: it serves, or is the client.
 _SERVING_SCRIPT = Path(__file__).with_name("serve_script.py")
 CLIENT = Task("client", 0)

@@ -76,10 +76,8 @@ class GradientSums:
             first, second = one.blocks[position], other.blocks[position]
             if first.dtype == second.dtype == sums.dtype:
                 return torch.lerp(first, second, other_weight / total, out=sums)
-            if its_weight == other_weight:
-                torch.mul(first, 0.5, out=sums)
-            else:  # a plain number would be multiplied in half precision, and rounded
-                torch.mul(first, sums.new_tensor([its_weight / total]), out=sums)
+            # A plain number would be multiplied in half precision, and rounded; the smallest even by a half.
+            torch.mul(first, sums.new_tensor([its_weight / total]), out=sums)
             return sums.add_(second, alpha=other_weight / total)
         for place, (gradient, weight, holes) in enumerate(parts[summed:], start=summed):
             block = gradient.blocks[position]

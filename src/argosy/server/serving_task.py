@@ -28,7 +28,7 @@ from argosy.wire.zmq_channel import ZmqListener, check_exposure
 if TYPE_CHECKING:
     import torch
 
-    from argosy.remote.host import Host
+    from argosy.remote.task.task_server import Host
     from argosy.wire.inbox import Inbox
 
 
@@ -74,8 +74,8 @@ class Server:
         self._listener: Listener = self._inbox or network
         self._host: Host | None = None
         if remote:
-            from argosy.remote.devices import find_devices
-            from argosy.remote.host import Host
+            from argosy.remote.task.devices import find_devices
+            from argosy.remote.task.task_server import Host
 
             keep_freed_memory()
             devices = find_devices(visible_devices, allow_growth)

@@ -1,0 +1,316 @@
+"""`argosy.capture`: a step that repeats is recorded once, and replayed with one message a task."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from argosy.events import say
+from argosy.remote.client.cluster_client import Client
+from argosy.remote.client.connections import Answer
+from argosy.remote.client.device_scope import current_client
+from argosy.remote.client.dispatch import RemoteTensor, wrap
+from argosy.remote.client.gradient_tracking import Gradients, Rehearsal
+from argosy.remote.client.handle import Device, Handle, Memory, Meta
+from argosy.remote.client.outbox import Post
+from argosy.remote.client.recording import Feed, LocalCall, LocalTape, NotRepeatable, Recording, tensors_in
+from argosy.remote.operations.instructions import ALIAS, RECORD, REPLAY, UNRECORD
+from argosy.remote.transport.tensor_codec import pack
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# So many kinds of arguments are kept; a function that is called with more runs as it is.
+_MANY = 16
+# Of one kind of arguments, so many recordings are kept, for gradients that are there at times and at others
+# not.
+_VARIANTS = 4
+# The client is never more than two strides ahead of what the tasks have begun.
+_STRIDE = 32
+
+
+def capture(function: Callable[P, R], client: Client | None = None) -> Captured[P, R]:
+    """A step that is called again and again, with tensors of the same shapes: recorded once, then replayed.
+
+    The first call runs as it is, the second is recorded, and from the third on one message a task is sent,
+    with the values of the ordinary tensors among the arguments. Python does not run again: numbers that it
+    computed are those of the recording, unless they are arguments. What a replay cannot repeat — waiting for
+    a value, replacing a tensor instead of writing to it — is said once, and the function runs as it is. For
+    other shapes or numbers among the arguments another recording is made. Results carry no autograd history.
+    """
+    return Captured(function, client)
+
+
+class Captured(Generic[P, R]):
+    """See `capture`."""
+
+    def __init__(self, function: Callable[P, R], client: Client | None = None) -> None:
+        self._function = function
+        self._client = client
+        self._plans: dict[Any, deque[_Plan]] = {}
+        self._known: dict[Any, list[Any]] = {}  # tensors that the last call which was not replayed has used
+        self._in_vain = 0  # recordings since the last replay
+        self._said = False
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        leaves, structure = tree_flatten((args, kwargs))
+        key = (structure, *map(_kind, leaves))
+        plans = self._plans.get(key)
+        if plans is None:
+            if len(self._plans) < _MANY:
+                self._plans[key] = deque(maxlen=_VARIANTS)
+            return self._rehearse(key, args, kwargs)  # what happens only the first time happens here
+        for plan in plans:
+            if plan.hopeless:
+                return self._function(*args, **kwargs)
+            if plan.holds(leaves):
+                self._in_vain = 0
+                return plan.replay(leaves)  # type: ignore[no-any-return]
+        self._in_vain += 1
+        plan, returned = self._record(key, leaves, args, kwargs)
+        plans.append(plan)
+        return returned
+
+    def _rehearse(self, key: Any, args: Any, kwargs: Any) -> R:
+        """A call as it is; if nobody else does so, note which tensors may have gradients."""
+        client = self._client or current_client()
+        if client.observer is not None:
+            return self._function(*args, **kwargs)
+        rehearsal = client.observer = Rehearsal()
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            client.observer = None
+            self._known[key] = [*rehearsal.leaves.values()]
+
+    def _record(self, key: Any, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
+        client = self._client or current_client()
+        tapes = client.start_tapes()
+        recording = Recording(client, self._known.pop(key, ()))
+        try:
+            return self._recorded(client, tapes, recording, leaves, args, kwargs)
+        finally:
+            client.end_recording()
+            self._known[key] = recording.watch.leaves()
+
+    def _recorded(
+        self,
+        client: Client,
+        tapes: Mapping[Post, Any],
+        recording: Recording,
+        leaves: Sequence[Any],
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[_Plan, R]:
+        client.recording = client.observer = recording
+        try:
+            with LocalTape(recording):
+                returned = self._function(*args, **kwargs)
+        finally:
+            client.recording = client.observer = None
+            recording.watch.stop()
+            gc.collect()  # what only a cycle holds must not count as kept
+            client.stop_tapes()
+        plan = _Plan(client, recording)
+        try:
+            if self._in_vain > _MANY:
+                raise NotRepeatable("it reads gradients or numbers that are others at every call")
+            plan.build(tapes, leaves, returned)
+        except NotRepeatable as error:
+            plan.hopeless = True
+            if not self._said:
+                self._said = True
+                name = getattr(self._function, "__qualname__", "the function")
+                say(f"capture: {name} is not replayed, but run as it is: {error}")
+        return plan, returned
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, RemoteTensor):
+        return (leaf.handle.meta, leaf.handle.device)
+    if isinstance(leaf, torch.Tensor):
+        return (tuple(leaf.shape), leaf.dtype)
+    return (type(leaf), leaf)
+
+
+class _Plan:
+    """A recording that the tasks know by a number."""
+
+    def __init__(self, client: Client, recording: Recording) -> None:
+        self._client = client
+        self._recording = recording
+        self.hopeless = False
+        self._number = 0
+        self._turn = 0
+        self._parts: dict[Post, _Share] = {}
+        self._arguments: list[tuple[int, int, Post]] = []
+        self._outputs: list[Any] = []
+        self._structure: Any = None
+        self._leaves: list[Any] = []
+        self._paces: list[Answer] = []
+        self._gradients = Gradients([], [])
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether what Python read from ordinary tensors, and the gradients that it found, are as they
+        were.
+        """
+        guards = self._recording.guards
+        return self._gradients.are_as_they_were(leaves) and all(t.item() == value for t, value in guards)
+
+    def build(self, tapes: Mapping[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
+        """Turn what was sent into plans, and tell the tasks."""
+        client, recording = self._client, self._recording
+        if recording.trouble:
+            raise NotRepeatable(recording.trouble)
+        recording.forget_copies()
+        recording.check_externals()
+        self._leaves = list(leaves)  # kept, as they are known by their identity
+        renamed: dict[int, int] = {}
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, RemoteTensor) and leaf.handle.number in recording.externals:
+                alias = client.take_numbers(1)
+                renamed[leaf.handle.number] = alias
+                self._arguments.append((position, alias, leaf.handle.device.post))
+        parts = {post: recording.part(tape, renamed) for post, tape in tapes.items()}
+        made = {number for part in parts.values() for number in part.made}
+        outputs, self._structure = tree_flatten(returned)
+        self._gradients = recording.watch.found(recording, leaves, outputs)
+        self._outputs = [_Output.of(each, made) for each in outputs]
+        recording.prune(outputs)
+        for output, tensor in zip(self._outputs, outputs, strict=True):
+            if output.number is not None:
+                _rename(client, tensor)
+        self._number = client.take_plan()
+        for post, part in parts.items():
+            if part.records or part.feeds:
+                self._parts[post] = _Share(part.feeds)
+                kept = sorted(part.made & client.alive(post, part.made))
+                recording.will_change(kept)
+                with client.lock:
+                    post.batch.extend(
+                        (RECORD, self._number, part.records, part.feeds, kept, sorted(part.made))
+                    )
+        for output in self._outputs:
+            if output.number is not None and output.device is not None:
+                self._parts.setdefault(output.device.post, _Share([]))
+
+    def replay(self, leaves: Sequence[Any]) -> Any:
+        """Do it again, with these arguments."""
+        client = self._client
+        self._turn += 1
+        for device in self._recording.random:
+            client.keep_seeds(device)
+        env: dict[int, Any] = {}
+        for before, now in zip(self._leaves, leaves, strict=True):
+            env[id(before)] = now
+        messages = {post: _Message() for post in self._parts}
+        for event in self._recording.sequence:
+            if isinstance(event, Feed):
+                tensor = env.get(id(event.tensor), event.tensor)
+                messages[client.post(event.task)].add(event.number, tensor)
+            else:
+                _redo(event, env)
+        for position, alias, post in self._arguments:
+            messages[post].binds.append((alias, leaves[position].handle.number))
+        results = [output.renew(client, messages, env) for output in self._outputs]
+        for memory in self._recording.mutated:
+            memory.version += 1
+        self._keep_pace()
+        with client.lock:
+            for post, message in messages.items():
+                post.check()
+                first = post.attach_frames(message.frames)
+                feeds = [[n, packing, first + at, count] for n, packing, at, count in message.feeds]
+                post.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
+                post.flush()
+        self._gradients.put(leaves, results)
+        return tree_unflatten(results, self._structure)
+
+    def _keep_pace(self) -> None:
+        """Run ahead of the tasks, but not without end: what they have not read yet takes memory."""
+        if self._turn % _STRIDE:
+            return
+        if self._paces:
+            self._client.await_paces(self._paces)
+        self._paces = self._client.ask_paces(self._parts)
+
+    def __del__(self) -> None:
+        if self._parts and not self._client.closed:
+            for post in self._parts:
+                post.retired.append((UNRECORD, self._number))
+
+
+class _Share:
+    """What one task is given at each replay."""
+
+    def __init__(self, feeds: Sequence[int]) -> None:
+        self.feeds = feeds
+
+
+class _Message:
+    """One replay for one task, while it is put together."""
+
+    def __init__(self) -> None:
+        self.feeds: list[tuple[int, Any, int, int]] = []
+        self.frames: list[torch.Tensor] = []
+        self.binds: list[tuple[int, int]] = []
+        self.outputs: list[tuple[int, int]] = []
+
+    def add(self, number: int, tensor: torch.Tensor) -> None:
+        packing, frames = pack(tensor)
+        self.feeds.append((number, packing, len(self.frames), len(frames)))
+        self.frames += frames
+
+
+class _Output:
+    """One leaf of what the function returned."""
+
+    def __init__(self, value: Any, number: int | None, meta: Meta | None, device: Device | None) -> None:
+        self.value = value
+        self.number = number
+        self.meta = meta
+        self.device = device
+
+    @classmethod
+    def of(cls, value: Any, made: set[int]) -> _Output:
+        """A value of the plan gets a number of its own at each replay; anything else is what it is."""
+        if isinstance(value, RemoteTensor) and value.handle.number in made:
+            handle = value.handle
+            return cls(None, handle.number, handle.meta, handle.device)
+        return cls(value, None, None, None)
+
+    def renew(self, client: Client, messages: dict[Post, _Message], env: dict[int, Any]) -> Any:
+        if self.number is None or self.device is None or self.meta is None:
+            return env.get(id(self.value), self.value) if isinstance(self.value, torch.Tensor) else self.value
+        number = client.take_numbers(1)
+        messages[self.device.post].outputs.append((self.number, number))
+        return wrap(Handle(number, self.meta, self.device, Memory()))
+
+
+def _rename(client: Client, tensor: RemoteTensor) -> None:
+    """What the recorded call returned stays as it is when the value of that number is made anew."""
+    old, number = tensor.handle, client.take_numbers(1)
+    with client.lock:
+        old.device.post.batch.extend((ALIAS, old.number, number))
+    tensor.handle = Handle(number, old.meta, old.device, old.memory, old.offset)
+
+
+def _redo(call: LocalCall, env: dict[int, Any]) -> None:
+    """An operation on ordinary tensors, on those of now."""
+
+    with torch.no_grad():
+        returned = call.func(*_now(call.args, env), **{n: _now(v, env) for n, v in call.kwargs.items()})
+    for old, new in zip(tensors_in(call.returned), tensors_in(returned), strict=True):
+        env[id(old)] = new
+
+
+def _now(value: Any, env: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return env.get(id(value), value)
+    return type(value)(_now(each, env) for each in value) if type(value) in (list, tuple) else value

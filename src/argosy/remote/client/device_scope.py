@@ -1,0 +1,85 @@
+"""`argosy.device`: the operations inside run on the device that it names, and factories make tensors
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from argosy.errors import ConfigError
+from argosy.remote.client.cluster_client import Client
+from argosy.remote.client.device_name import DeviceName
+from argosy.remote.client.dispatch import dispatch, scope
+
+# Clients that are open, the last one last. A scope belongs to the last, unless it is told another.
+open_clients: list[Client] = []
+
+
+def current_client() -> Client:
+    """The client of a scope that names none."""
+    while open_clients and open_clients[-1].closed:
+        open_clients.pop()
+    if not open_clients:
+        raise ConfigError("device", "a connected client", "none", "call argosy.connect() first")
+    return open_clients[-1]
+
+
+class _Mode(TorchDispatchMode):
+    """Sees the operations without remote tensors too, while a scope is open in its thread."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return dispatch(func, args, kwargs)
+
+
+class device:  # noqa: N801
+    """`with argosy.device("/job:worker/task:0"):` runs what is inside there, in this thread.
+
+    Scopes nest, and a name may leave out what the scope around it says. `None` stands for no device: inside
+    it, ordinary tensors are ordinary, and operations run where most of their input is. Also a decorator.
+    """
+
+    def __init__(self, name: str | None, client: Client | None = None) -> None:
+        self._name = None if name is None else DeviceName.parse(name)
+        self._client = client
+        self._before: list[tuple[Any, Any, _Mode | None]] = []
+
+    def __enter__(self) -> device:
+        outer = scope.name or DeviceName()
+        before = (scope.device, scope.name)
+        if self._name is None:
+            name, found = None, None
+        else:
+            name = self._name.within(outer)
+            found = (self._client or current_client()).device(name)
+        mode = None
+        if found is not None and not scope.watched:
+            mode = _Mode()  # type: ignore[no-untyped-call]
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            scope.watched = True
+        scope.device = found
+        scope.name = name
+        self._before.append((*before, mode))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        scope.device, scope.name, mode = self._before.pop()
+        if mode is not None:
+            scope.watched = False
+            mode.__exit__(kind, error, where)  # type: ignore[no-untyped-call]
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def placed(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        placed.__name__ = getattr(function, "__name__", "placed")
+        placed.__doc__ = function.__doc__
+        return placed

@@ -1,0 +1,318 @@
+"""Brings what an operation needs to the device where it runs: from task to task, or from the client.
+
+Also the uncommon calls: those with ordinary tensors or a generator of the client's, factories, and lists of
+tensors that lie on several devices.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _current_autograd_node
+
+from argosy.events import say
+from argosy.remote.client import call_sites as sites
+from argosy.remote.client.handle import Device, Handle, Memory, meta_of
+from argosy.remote.client.recording import tensors_in
+from argosy.remote.operations.instructions import EXPECT, PUT, SEND
+from argosy.remote.operations.mutation import written
+from argosy.remote.transport.tensor_codec import dense_strides, pack
+
+if TYPE_CHECKING:
+    from argosy.remote.client.cluster_client import Client
+
+
+# Where torch makes parameters without a shape, which are of a class of their own.
+_LAZY = "torch/nn/parameter.py"
+
+
+class Placer:
+    """Moves values for one client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lazy = False
+        self._sent: dict[int, tuple[Any, int, dict[Device, Handle]]] = {}
+
+    @staticmethod
+    def heaviest(tensors: Sequence[Any]) -> Device:
+        """The device with most of the bytes; the first of equals."""
+        weights: dict[Device, int] = {}
+        for each in tensors:
+            weights[each.handle.device] = weights.get(each.handle.device, 0) + each.handle.meta.nbytes
+        return max(weights, key=lambda device: weights[device])
+
+    def bring(
+        self, args: Sequence[Any], kwargs: dict[str, Any] | None, device: Device
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments with every remote tensor on one device."""
+        moved = {name: self._bring(each, device) for name, each in (kwargs or {}).items()}
+        return [self._bring(each, device) for each in args], moved
+
+    def _bring(self, value: Any, device: Device) -> Any:
+        from argosy.remote.client.dispatch import RemoteTensor, wrap
+
+        if type(value) is RemoteTensor:
+            return value if value.handle.device is device else wrap(self.copy(value.handle, device))
+        if isinstance(value, torch.Tensor):
+            return wrap(self.put(value, device))
+        if type(value) in (list, tuple):
+            return type(value)(self._bring(each, device) for each in value)
+        return value
+
+    def copy(self, handle: Handle, device: Device) -> Handle:
+        """A copy of a value on another device; the same one again until the value is written to."""
+        if handle.device.client is not device.client:
+            raise RuntimeError(
+                f"a tensor of another client: it lies on {handle.device}, through another connection"
+            )
+        known = handle.copies.get(device) if handle.copies is not None else None
+        client, there, here = self._client, device.post, handle.device.post
+        recording = client.recording
+        first = 0 if recording is None else recording.start  # a replay must not rely on what is older
+        if known is not None and known[0] == handle.memory.version and known[1].number >= first:
+            return known[1]
+        if handle.origin is not None:
+            return self._keep(handle, device, self._view_there(handle.origin, device))
+        if recording is not None:
+            recording.note_copy(handle)
+        there.check()
+        here.check()
+        meta = handle.meta
+        dense = meta_of(meta.shape, dense_strides(meta.shape, meta.stride), meta.dtype)
+        site = sites.here()
+        with client.lock:
+            number = client.number
+            client.number += 1
+            here.batch.extend((SEND, handle.number, there.name, number, site))
+            there.batch.extend((EXPECT, number, here.name))
+        client.link.stir()
+        return self._keep(handle, device, Handle(number, dense, device, Memory()))
+
+    @staticmethod
+    def _keep(handle: Handle, device: Device, made: Handle) -> Handle:
+        if handle.copies is None:
+            handle.copies = {}
+        handle.copies[device] = (handle.memory.version, made)
+        return made
+
+    def _view_there(self, origin: Any, device: Device) -> Handle:
+        """A view on another device: of a copy of what it is a view of, which travels once for all its
+        views.
+        """
+        from argosy.remote.client.dispatch import _dispatch_at, wrap
+
+        base, func, args, kwargs = origin
+        viewed: Handle = _dispatch_at(func, [wrap(self.copy(base, device)), *args], kwargs, device).handle
+        return viewed
+
+    def put(self, tensor: torch.Tensor, device: Device) -> Handle:
+        """An ordinary tensor, sent to a device as it is now."""
+        client, post = self._client, device.post
+        post.check()
+        if (known := self._sent_before(tensor, device)) is not None:
+            return known
+        packing, frames = pack(tensor)
+        meta = meta_of(packing.shape, packing.stride, tensor.dtype)
+        with client.lock:
+            number = client.number
+            client.number += 1
+            first = post.attach_frames(frames)
+            post.batch.extend((PUT, number, packing, first, len(frames)))
+            if post.full:
+                post.flush()
+        client.link.stir()
+        made = Handle(number, meta, device, Memory())
+        if client.recording is not None:
+            client.recording.note_feed(post.name, made, tensor)
+        return self._note_sent(tensor, device, made)
+
+    def _sent_before(self, tensor: torch.Tensor, device: Device) -> Handle | None:
+        """In a backward pass, what the forward pass has sent: autograd would not let it have changed."""
+        if _current_autograd_node() is None:
+            return None
+        found = self._sent.get(id(tensor))
+        if found is None or found[0]() is not tensor or found[1] != tensor._version:
+            return None
+        handle = found[2].get(device)
+        recording = self._client.recording
+        return None if handle is not None and recording and handle.number < recording.start else handle
+
+    def _note_sent(self, tensor: torch.Tensor, device: Device, handle: Handle) -> Handle:
+        key, sent = id(tensor), self._sent
+        found = sent.get(key)
+        if found is not None and found[0]() is tensor and found[1] == tensor._version:
+            found[2][device] = handle
+        elif tensor.requires_grad or torch.is_grad_enabled():
+            sent[key] = (
+                weakref.ref(tensor, lambda _: sent.pop(key, None)),
+                tensor._version,
+                {device: handle},
+            )
+        return handle
+
+    # --- uncommon calls -----------------------------------------------------------------------------------
+    def uncommon(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: Any, wanted: Device | None
+    ) -> Any:
+        """See the module."""
+        from argosy.remote.client.dispatch import wrap
+
+        writes = list(written(func, args, kwargs, torch.is_tensor))
+        here = any(not hasattr(each, "handle") for each in writes)
+        if here or signature.generator or self._is_view_of_ordinary(func, signature):
+            return self._run_here(func, args, kwargs, writes, signature, wanted)
+        if stays := list(written(func, args, kwargs, torch.is_tensor, aside=False)):
+            device = stays[0].handle.device
+        elif wanted is not None:
+            device = wanted
+        else:
+            device = self.heaviest(signature.tensors)
+        if not signature.tensors and not signature.ordinary:
+            return self._factory(func, args, kwargs, device)
+        if func is torch.ops.aten.lift_fresh.default and not signature.tensors:
+            return wrap(self.put(args[0], device))
+        return self.run_at(func, args, kwargs, device, bool(writes))
+
+    def run_at(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: Device, writes: bool
+    ) -> Any:
+        """Run an operation on a device, with all that it needs; what it writes to there goes back to where it
+        was.
+        """
+        from argosy.remote.client.dispatch import _dispatch_at
+
+        if self._client.observer is not None:
+            self._client.observer.note_leaves(tensors_in((args, kwargs)))
+        brought = self.bring(args, kwargs, device)
+        returned = _dispatch_at(func, *brought, device)
+        if not writes:
+            return returned
+        pairs = zip(
+            written(func, args, kwargs, torch.is_tensor),
+            written(func, *brought, torch.is_tensor),
+            strict=True,
+        )
+        moved = {id(there): (mine, there) for mine, there in pairs if mine is not there}
+        for mine, there in moved.values():
+            mine.copy_(there)
+        return _replace(returned, {key: mine for key, (mine, _) in moved.items()})
+
+    @staticmethod
+    def _is_view_of_ordinary(func: Any, signature: Any) -> bool:
+        """Views share memory with what they are views of, and so do not travel."""
+        if signature.tensors or not signature.ordinary or func is torch.ops.aten.lift_fresh.default:
+            return False
+        return any(each.alias_info is not None for each in func._schema.returns)
+
+    def _factory(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: Device) -> Any:
+        """An operation that makes a tensor out of nothing."""
+        from argosy.remote.client.dispatch import _issue, _Signature
+        from argosy.remote.client.shape_inference import infer
+
+        names = [argument.name for argument in func._schema.arguments]
+        if "device" not in names:
+            return func(*args, **kwargs)
+        if _called_by(_LAZY):
+            if not self._lazy:
+                self._lazy = True
+                say("UninitializedParameter: a lazy module stays here; argosy.place() it after its first run")
+            return func(*args, **kwargs)
+        asked = kwargs.get("device")
+        if asked is not None and torch.device(asked).type == "meta":
+            return func(*args, **kwargs)
+        kwargs = {**kwargs, "device": torch.device("cpu"), "pin_memory": None}
+        if "pin_memory" not in names:
+            del kwargs["pin_memory"]
+        signature = _Signature(func)
+        for each in args:
+            signature.add(each)
+        for name, each in kwargs.items():
+            signature.key.append(name)
+            signature.add(each)
+        key = tuple(signature.key)
+        recipe = self._client.recipes.get(key)
+        if recipe is None:
+            recipe = infer(func, args, kwargs, [], len(signature.floats))
+            self._client.keep_recipe(key, recipe)
+        return _issue(self._client, device, recipe, [], signature.floats, args, kwargs)
+
+    def _run_here(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        writes: Sequence[Any],
+        signature: Any,
+        wanted: Device | None,
+    ) -> Any:
+        """Run it in the client: what it writes to, or its generator, is here."""
+        from argosy.remote.client.dispatch import wrap
+
+        remote = signature.tensors
+        values = dict(zip(map(id, remote), self._client.fetch(remote), strict=True)) if remote else {}
+        returned = func(*_replace(args, values), **_replace_kwargs(kwargs, values))
+        back: dict[int, Any] = {}
+        for each in writes:
+            if hasattr(each, "handle"):
+                each.copy_(values[id(each)])
+                back[id(values[id(each)])] = each
+        device = wanted or (remote[0].handle.device if remote else None)
+        if device is None or not signature.generator:
+            return _replace(returned, back)
+        return _each(returned, lambda t: back.get(id(t)) if id(t) in back else wrap(self.put(t, device)))
+
+    def split(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An operation on lists of tensors, once for each device that they lie on."""
+        lists = [each for each in args if isinstance(each, list | tuple) and each]
+        length = len(lists[0])
+        places: dict[Device, list[int]] = {}
+        for position, tensor in enumerate(lists[0]):
+            places.setdefault(tensor.handle.device, []).append(position)
+        made: list[Any] = [None] * length
+        for device, positions in places.items():
+
+            def part(value: Any, positions: list[int] = positions) -> Any:
+                whole = isinstance(value, list | tuple) and len(value) == length
+                return [value[each] for each in positions] if whole else value
+
+            mine = [part(each) for each in args]
+            more = {name: part(each) for name, each in kwargs.items()}
+            returned = self.run_at(func, mine, more, device, True)
+            if isinstance(returned, list | tuple) and len(returned) == len(positions):
+                for position, each in zip(positions, returned, strict=True):
+                    made[position] = each
+        return made if func._schema.returns else None
+
+
+def _called_by(file: str) -> bool:
+    """Whether one of the last few frames is of this file."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith(file):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _replace(value: Any, values: dict[int, Any]) -> Any:
+    return _each(value, lambda tensor: values.get(id(tensor), tensor))
+
+
+def _replace_kwargs(kwargs: dict[str, Any], values: dict[int, Any]) -> dict[str, Any]:
+    return {name: _replace(each, values) for name, each in kwargs.items()}
+
+
+def _each(value: Any, change: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(_each(each, change) for each in value)
+    return value

@@ -1,0 +1,28 @@
+"""The operations that a client may name: those of `allowed_operations.txt`, and no others.
+
+The list is data, made by the rule of `tests/remote/admitting.py`: arithmetic on dense tensors that torch's
+own tables of samples need. What is new in PyTorch is not on it until somebody puts it there.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+from argosy.errors import WireError
+
+ALLOWED = frozenset(files("argosy.remote.operations").joinpath("allowed_operations.txt").read_text().split())
+
+
+def find_operation(name: str) -> Any:
+    """The operation of this name, if a client may name it; else a WireError."""
+    if name not in ALLOWED:
+        raise WireError(f"operation: expected one that remote devices run, got {name!r:.80}")
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise WireError(f"operation: this task's PyTorch {torch.__version__} has no {name!r:.80}")
+    return found

@@ -1,0 +1,1 @@
+"""The compiler of captured steps: dependencies, segments, priorities. Pure."""

@@ -1,0 +1,1 @@
+"""How values travel: tensors as bytes, and the sockets and shared memory between processes of one machine."""

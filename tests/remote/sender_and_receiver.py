@@ -1,0 +1,39 @@
+"""Both ends of the connection between processes of one machine, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator
+
+from argosy.protocol.header import Header
+from argosy.remote.transport.same_host import Inlet, Lane
+from argosy.wire.message import Message
+
+
+def wait(sock: socket.socket, _: bool) -> None:
+    select.select([sock], [], [], 5)
+
+
+@contextlib.contextmanager
+def ends(most: float = 2**30) -> Iterator[tuple[Lane, Inlet]]:
+    """A sender's end and a receiver's."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    near.setblocking(False)
+    far.setblocking(False)
+    lane, inlet = Lane(near, wait, most), Inlet(far)
+    try:
+        yield lane, inlet
+    finally:
+        lane.close()
+        inlet.close()
+
+
+def next_of(inlet: Inlet) -> Message[Header]:
+    """The next message; memory that comes with one ends what is read at once, so it may take two looks."""
+    for _ in range(10):
+        select.select([inlet], [], [], 5)
+        for message in inlet.take():
+            return message
+    raise AssertionError("nothing came")
