@@ -133,7 +133,7 @@ BUGS: tuple[Bug, ...] = (
         ("ring/test_schedule.py",),
     ),
     Bug(
-        "three ranks have two slots",
+        "three ranks have two chunk buffers",
         "ring/schedule.py",
         "return DEPTH if ranks <= 2 else DEPTH + 1",
         "return DEPTH",

@@ -78,7 +78,7 @@ class RingExchange:
         """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
-        self._agreement = StepCheck(optimizer, self._member.names, self._member.gather)
+        self._step_check = StepCheck(optimizer, self._member.names, self._member.gather)
         self._outcome = None
         self._begin_saving(training)
         self._open(first=True)
@@ -206,15 +206,15 @@ class RingExchange:
 
     def _mark(self, ends: bool) -> int:
         if (loaded := self._training.loads.changed()) is not None:
-            self._agreement.loaded(loaded.digest)
-        return self._agreement.mark(self._step, ends)
+            self._step_check.loaded(loaded.digest)
+        return self._step_check.mark(self._step, ends)
 
     def _checked(self, outcome: RoundOutcome) -> RoundOutcome:
-        self._agreement.check(outcome)
+        self._step_check.check(outcome)
         if outcome.givers:
             self._last_giver = outcome.first
             if not outcome.complete:
-                self._agreement.scaled(1.0)
+                self._step_check.scaled(1.0)
         return outcome
 
     # --- training -----------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class RingExchange:
         clip(self._parameters, self._clip_norm)
         outcome, self._outcome = self._outcome, None
         if outcome.complete:
-            self._agreement.scaled(turn.factor if in_backward else 1.0)
+            self._step_check.scaled(turn.factor if in_backward else 1.0)
         if not outcome.complete and not self._end_step(outcome, Says.GIVES):
             return Verdict("skipped", self._step, stop=self._stops)
         self._apply()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from argosy.cluster.cores import obey_threads, share_cores
-from argosy.cluster.discover import Identity, discover_host
+from argosy.cluster.discover import Identity, discover_server
 from argosy.cluster.launched import handed_socket, mark_joined
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
@@ -205,7 +205,7 @@ def serve_devices(
     words: Mapping[str, str], visible: Sequence[str] | None = None, growth: bool = True
 ) -> None:
     """Be the task that `words` and the environment describe, and run what clients send until ended."""
-    identity = discover_host(words, os.environ)
+    identity = discover_server(words, os.environ)
     # A message that arrives must not wait for milliseconds until the thread that computes lets go.
     sys.setswitchinterval(0.0005)
     with serve(identity, visible_devices=visible, allow_growth=growth, trains=False) as server:

@@ -1,4 +1,4 @@
-"""The coordinator's whole mind: who is here, what each server holds, what happens next.
+"""What the coordinator decides: who is here, what each server holds, what happens next.
 
 `on(event)` returns decisions; server 0 carries them out and passes them to the others. A push is offered to
 admission once every server holds it, and not before: so a worker that dies between two servers leaves
