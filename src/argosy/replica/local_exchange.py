@@ -16,7 +16,7 @@ from argosy.replica.turn import Turn, clip, scale
 
 
 class LocalExchange:
-    """Plain PyTorch."""
+    """Plain PyTorch as an `Exchange`."""
 
     def __init__(self, clip_norm: float | None = None) -> None:
         self._clip_norm = clip_norm
@@ -32,7 +32,6 @@ class LocalExchange:
         """See `Exchange`. The first step is soon enough."""
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
-        """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
         self._last_step = training.last_step
@@ -54,7 +53,6 @@ class LocalExchange:
         return [parameter for _, parameter in parameters_of(self._optimizer)]
 
     def extend(self, first: int) -> None:
-        """See `Exchange`."""
         if self._state is not None:
             self._state.restore_later(first)
         self._averages.extend(self._parameters())
@@ -62,7 +60,6 @@ class LocalExchange:
             self._state.restore_averages(first)
 
     def step(self, turn: Turn) -> Verdict:
-        """See `Exchange`."""
         self.give_state()
         if self._last_step is not None and self._step >= self._last_step:
             return Verdict("dropped", self._step, stop=True)
@@ -82,7 +79,6 @@ class LocalExchange:
         return {0: self._training.state()}
 
     def skip(self) -> Verdict:
-        """See `Exchange`."""
         return Verdict("skipped", self._step)
 
     def accumulate(self, waits: bool) -> None:
@@ -91,12 +87,10 @@ class LocalExchange:
     hold = accumulate
 
     def pull(self) -> Verdict:
-        """See `Exchange`."""
         self._averages.take_out()
         return self._verdict()
 
     def pull_average(self) -> Verdict:
-        """See `Exchange`."""
         self._averages.put_in()
         return self._verdict()
 
@@ -104,25 +98,21 @@ class LocalExchange:
         """See `Exchange`."""
 
     def give_state(self) -> None:
-        """See `Exchange`."""
         if self._saving is not None and self._saving.wants_states:
             self._saving.give_states(self._states())
 
     def wish(self, what: Literal["save", "stop"]) -> None:
-        """See `Exchange`."""
         if what == "stop":
             self._last_step = min(self._last_step or self._step + 1, self._step + 1)
         elif self._saving is not None:
             self._saving.cuts.ask(self._step)
 
     def finish(self) -> Verdict:
-        """See `Exchange`."""
         if self._saving is not None:
             self._saving.finish(self._step, self._states())
         return self._verdict()
 
     def release(self) -> None:
-        """See `Exchange`."""
         if self._saving is not None:
             self._saving.close()
 

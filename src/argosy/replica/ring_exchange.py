@@ -31,7 +31,7 @@ from argosy.store.same_batches import SameBatches
 
 
 class RingExchange:
-    """One worker's exchange with all the others. `overlap`: average during backward, and not in `step`."""
+    """One worker's `Exchange` with all the others. `overlap`: average during backward, and not in `step`."""
 
     def __init__(
         self,
@@ -75,7 +75,6 @@ class RingExchange:
                     self._watched.append(parameter.register_post_accumulate_grad_hook(arrived))
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
-        """See `Exchange`."""
         self._optimizer = optimizer
         self._training = training
         self._step_check = StepCheck(optimizer, self._member.names, self._member.gather)
@@ -105,7 +104,6 @@ class RingExchange:
         self._step = self.resumed.step
 
     def extend(self, first: int) -> None:
-        """See `Exchange`."""
         self._take_back(Says.HOLDS)
         self._extend(first)
 
@@ -219,7 +217,6 @@ class RingExchange:
 
     # --- training -----------------------------------------------------------------------------------------
     def accumulate(self, waits: bool) -> None:
-        """See `Exchange`."""
         self._waits = waits
 
     def hold(self, waits: bool) -> None:
@@ -235,7 +232,6 @@ class RingExchange:
                 self._round(says, ends=True)
 
     def step(self, turn: Turn) -> Verdict:
-        """See `Exchange`."""
         if self._stops:
             return Verdict("dropped", self._step, stop=True)
         if self._grown:
@@ -318,7 +314,6 @@ class RingExchange:
         return Verdict("pulled", self._step, stop=self._stops)
 
     def pull_average(self) -> Verdict:
-        """See `Exchange`."""
         self._averages.put_in()
         return Verdict("pulled", self._step, stop=self._stops)
 
@@ -326,17 +321,14 @@ class RingExchange:
         """See `Exchange`."""
 
     def give_state(self) -> None:
-        """See `Exchange`."""
         if self._saving is not None:
             self._saving.give_state(self._training.state)
 
     def wish(self, what: Literal["save", "stop"]) -> None:
-        """See `Exchange`."""
         if self._saving is not None:
             self._saving.wish(what, self._step)
 
     def finish(self) -> Verdict:
-        """See `Exchange`."""
         if self._saving is not None:
             self._saving.finish(self._step, self._training.state)
         return self.pull()

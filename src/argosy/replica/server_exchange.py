@@ -56,7 +56,7 @@ _BLOCK_BYTES = 4 * 2**20
 
 
 class ServerExchange:
-    """One replica's exchange with the servers."""
+    """One replica's `Exchange` with the servers."""
 
     def __init__(
         self,
@@ -86,7 +86,6 @@ class ServerExchange:
         """See `Exchange`. The first step is soon enough."""
 
     def start(self, optimizer: torch.optim.Optimizer, training: Training) -> Verdict:
-        """See `Exchange`."""
         self._optimizer = optimizer
         self._hyperparameters = Hyperparameters(optimizer)
         self._training = training
@@ -216,7 +215,6 @@ class ServerExchange:
             )
 
     def step(self, turn: Turn) -> Verdict:
-        """See `Exchange`."""
         self._refuse_loaded()
         self._follow()
         factor = turn.factor
@@ -227,7 +225,6 @@ class ServerExchange:
         return self._take(self._ask("gradient", tensors, turn.weight, absent, tuple(buffers), ahead))
 
     def skip(self) -> Verdict:
-        """See `Exchange`."""
         self._refuse_loaded()
         self._follow()
         if self._overlap is not None:
@@ -240,17 +237,14 @@ class ServerExchange:
     hold = accumulate
 
     def pull(self) -> Verdict:
-        """See `Exchange`."""
         return self._take(self._ask("pull", {}))
 
     def pull_average(self) -> Verdict:
-        """See `Exchange`."""
         self._refuse_loaded()
         self._wishes["average"] = None
         return self._take(self._ask("pull", {}))
 
     def optimizer_state(self) -> dict[int, dict[str, Any]]:
-        """See `Exchange`."""
         with self._training.loads.kept():
             return self._optimizer_state()
 
@@ -268,17 +262,14 @@ class ServerExchange:
         return found
 
     def wish(self, what: Literal["save", "stop"]) -> None:
-        """See `Exchange`."""
         self._wishes[what] = None
 
     def give_state(self) -> None:
-        """See `Exchange`."""
         if self._cut:
             self._cut = False
             self._client.give_state(self._training.state())
 
     def finish(self) -> Verdict:
-        """See `Exchange`."""
         self._cut = self._training.keeping is not None
         self._wishes["last"] = None
         return self.pull()
@@ -329,7 +320,6 @@ class ServerExchange:
         self._packing.unpack(values, self._in_place)
 
     def release(self) -> None:
-        """See `Exchange`."""
         self._packing.release()
         if self._overlap is not None:
             self._overlap.close()

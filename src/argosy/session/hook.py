@@ -36,7 +36,7 @@ class Hook:
 
 
 class Hooks:
-    """Calls hooks in the order in which they were given; an error names the hook."""
+    """Calls hooks (see `Hook`) in the order in which they were given; an error names the hook."""
 
     def __init__(self, session: Session, hooks: Sequence[Hook]) -> None:
         self._session = session
@@ -51,21 +51,17 @@ class Hooks:
         return any(hook.ends_training for hook in self._hooks)
 
     def begin(self) -> None:
-        """See `Hook`."""
         self._call("begin", self._hooks)
 
     def before_step(self) -> None:
-        """See `Hook`."""
         if self._before:
             self._call("before_step", self._before)
 
     def after_step(self) -> None:
-        """See `Hook`."""
         if self._after:
             self._call("after_step", self._after)
 
     def end(self) -> None:
-        """See `Hook`."""
         self._call("end", self._hooks)
 
     def _call(self, name: str, hooks: Sequence[Hook]) -> None:

@@ -95,7 +95,6 @@ class _Self:
         self._session = session
 
     def ask(self, timeout: float) -> JobStatus:
-        """See `Source`."""
         session = self._session
         logged_at, logged = session.noted
         step = session.global_step
