@@ -16,7 +16,7 @@ from argosy.checkpoint import index, safetensors
 from argosy.cluster.spec import ClusterSpec
 from argosy.errors import CheckpointDamaged
 from argosy.launch.cause import ErrorRecord, read_record
-from argosy.launch.lookout import Lookout
+from argosy.launch.status_poller import StatusPoller
 from argosy.observe import journal
 from argosy.protocol.asking import JobStatus
 from argosy.protocol.saving import ShardFile
@@ -56,7 +56,7 @@ def read_journal(path: Path) -> None:
 
 
 def look(path: Path) -> None:
-    Lookout(ClusterSpec({"worker": ["h:1", "h:2"]}), path).look(time.monotonic() + 100)
+    StatusPoller(ClusterSpec({"worker": ["h:1", "h:2"]}), path).look(time.monotonic() + 100)
 
 
 READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from argosy.cluster.cores import share_cores
 from argosy.cluster.discover import Identity, discover, take_flags
-from argosy.cluster.launched import mark_joined
+from argosy.cluster.launcher import mark_joined
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import CallError, ConfigError
@@ -19,7 +19,7 @@ from argosy.replica import task_exit
 from argosy.replica.worker import Worker
 from argosy.script import calling_line
 from argosy.server.serving_task import serve
-from argosy.store.approach import connect
+from argosy.store.caller_handshake import connect
 from argosy.store.client import StoreClient
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ class Replica(Worker):
         """
         from argosy.hooks.save_checkpoint import SaveCheckpoint
         from argosy.replica.exchange import Training
-        from argosy.session.beginning import initial_values, plan
         from argosy.session.session import Session
+        from argosy.session.session_options import initial_values, plan
 
         if last_step is not None and last_step < 0:
             raise ConfigError("last_step", "a number of updates, 0 or more", last_step)

@@ -190,7 +190,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "no averages are kept of a group that is added",
-        "replica/own_averages.py",
+        "replica/moving_averages.py",
         "fresh = list(parameters)[len(self._parameters) :]",
         "fresh = list(parameters) if not self._parameters else []",
         ("replica/test_going_on.py::test_averages_of_a_group_that_comes_later_are_kept_too[alone-]",),

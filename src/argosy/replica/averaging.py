@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError
 from argosy.modes import BufferRule
-from argosy.replica.marked import from_marked, kind_of, to_marked
 from argosy.replica.ring_items import (
     Places,
     buffer_buckets,
@@ -26,6 +25,7 @@ from argosy.replica.ring_items import (
     item_of,
     views,
 )
+from argosy.replica.sparse_marks import from_marked, kind_of, to_marked
 from argosy.ring.buckets import BUCKET_BYTES, BucketPiece, fill
 from argosy.ring.member import RingMember
 from argosy.ring.notes import ABSENT, DENSE, RoundOutcome, Says

@@ -10,8 +10,8 @@ import msgspec
 from argosy.checkpoint.archive import Archive, SaveOutcome, versions
 from argosy.checkpoint.index import Index
 from argosy.checkpoint.reading import Checkpoint
+from argosy.checkpoint.save_log import SaveLog
 from argosy.checkpoint.shard_writer import ShardWriter
-from argosy.checkpoint.telling import Teller
 from argosy.errors import ArgosyError
 from argosy.events import say
 from argosy.modes import Mode
@@ -30,7 +30,7 @@ class ChiefSaving:
         self._archive = Archive(Path(keeping.directory), keeping.keep)
         self._writer = ShardWriter(self._archive.directory, "shard-0-of-1.safetensors")
         self._keeping = keeping
-        self._teller = Teller()
+        self._log = SaveLog()
         self._replicas: dict[int, bytes] | None = None  # each replica's own state at the latest cut
         self._latest: SaveOutcome | None = None
         self.restored: Path | None = None  # what the training goes on from
@@ -108,7 +108,7 @@ class ChiefSaving:
             self._archive.publish(self._replicas)
         if (outcome := self._archive.poll()) is not None:
             self._latest = outcome
-            self._teller.tell(outcome)
+            self._log.tell(outcome)
             self.cuts.written(saved=not outcome.error)
 
     def finish(self, step: int, states: dict[int, bytes]) -> None:
@@ -135,6 +135,6 @@ class ChiefSaving:
 
     def close(self) -> None:
         """Let others into the directory."""
-        self._teller.finish()
+        self._log.finish()
         self._writer.close()
         self._archive.close()

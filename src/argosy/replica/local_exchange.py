@@ -10,7 +10,7 @@ import torch
 from argosy.modes import Local
 from argosy.replica.chief_saving import ChiefSaving
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, parameters_of
-from argosy.replica.own_averages import OwnAverages
+from argosy.replica.moving_averages import MovingAverages
 from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, scale
 
@@ -24,7 +24,7 @@ class LocalExchange:
         self._last_step: int | None = None
         self._saving: ChiefSaving | None = None
         self._state: TorchState | None = None
-        self._averages = OwnAverages((), None)
+        self._averages = MovingAverages((), None)
         self.resumed = Resumed()
         self.keeps_state = False
 
@@ -35,7 +35,7 @@ class LocalExchange:
         self._optimizer = optimizer
         self._training = training
         self._last_step = training.last_step
-        self._averages = OwnAverages(self._parameters(), training.average)
+        self._averages = MovingAverages(self._parameters(), training.average)
         if training.keeping is not None:
             self._state = TorchState(training.model, optimizer)
             self._state.averages = self._averages.values

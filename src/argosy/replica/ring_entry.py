@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from argosy.cluster.discover import Identity
-from argosy.cluster.launched import handed_socket
+from argosy.cluster.launcher import handed_socket
 from argosy.cluster.spec import Task
 from argosy.ring.group import Membership
 from argosy.ring.member import RingMember

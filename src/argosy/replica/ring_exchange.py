@@ -17,9 +17,9 @@ from torch.utils.hooks import RemovableHandle
 from argosy.errors import ArgosyError
 from argosy.events import say
 from argosy.replica.averaging import Averaging
-from argosy.replica.chiefs import check_alike, take_state, take_values
+from argosy.replica.chief_values import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
-from argosy.replica.own_averages import OwnAverages
+from argosy.replica.moving_averages import MovingAverages
 from argosy.replica.ring_items import buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.step_check import StepCheck
@@ -56,7 +56,7 @@ class RingExchange:
         self._saving: RingSaving | None = None
         self._state: TorchState | None = None
         self._stop_at: int | None = None  # told by the chief
-        self._averages = OwnAverages((), None)
+        self._averages = MovingAverages((), None)
         self.resumed = Resumed()
         self.keeps_state = False
 
@@ -88,7 +88,7 @@ class RingExchange:
     def _begin_saving(self, training: Training) -> None:
         """What the training begins from: a checkpoint, a file, or the chief's parameters as they are."""
         parameters = [parameter for _, parameter in parameters_of(self._optimizer)]
-        self._averages = OwnAverages(parameters, training.average)
+        self._averages = MovingAverages(parameters, training.average)
         if training.keeping is None:
             if training.initial is not None and self._member.rank == 0:
                 training.initial()

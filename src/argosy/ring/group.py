@@ -21,7 +21,7 @@ from argosy.ring.collectives import HostRing, ring_bytes
 from argosy.ring.host_ranks import Mailbox, RanksByHost, assemble, share
 from argosy.ring.hosts import Leaders, gloo_groups, mpi_groups, require_insecure
 from argosy.ring.reduction import NARROW, Operation, combine
-from argosy.ring.ways import Among, among_hosts, describe
+from argosy.ring.transport_choice import Among, among_hosts, describe
 
 # What travels between hosts at once.
 PIECE_BYTES = 8 * 2**20

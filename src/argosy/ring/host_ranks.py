@@ -19,7 +19,7 @@ from datetime import timedelta
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.errors import ConfigError, TaskLost, WaitTimeout
 from argosy.events import say_waiting
 from argosy.ring.board import WORDS, Board

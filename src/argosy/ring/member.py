@@ -22,7 +22,7 @@ from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.group import Membership, RingGroup
 from argosy.ring.host_ranks import Mailbox, share
 from argosy.ring.rounds import Rounds, room
-from argosy.ring.ways import for_tensors
+from argosy.ring.transport_choice import for_tensors
 
 _FAILED = "failed"
 _CPU = torch.device("cpu")

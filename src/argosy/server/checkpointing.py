@@ -17,8 +17,8 @@ from argosy.checkpoint.archive import Archive, SaveOutcome, versions
 from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter
 from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
+from argosy.checkpoint.save_log import SaveLog
 from argosy.checkpoint.shard_writer import ShardWriter
-from argosy.checkpoint.telling import Teller
 from argosy.errors import ConfigError, SaveFailed
 from argosy.modes import Sync
 from argosy.protocol.fields import Group
@@ -45,7 +45,7 @@ class ShardSaving:
         self._writer: ShardWriter | None = None
         self._register: Register | None = None
         self._restored: Checkpoint | None = None
-        self._teller = Teller()
+        self._log = SaveLog()
         self._latest: SaveOutcome | None = None
         self.archive: Archive | None = None
         self.states: dict[int, bytes] = {}  # each worker's own, as it gave it last
@@ -203,7 +203,7 @@ class ShardSaving:
         outcome = self.archive.poll()
         if outcome is not None:
             self._latest = outcome
-            self._teller.tell(outcome)
+            self._log.tell(outcome)
         return outcome
 
     @property
@@ -224,7 +224,7 @@ class ShardSaving:
 
     def close(self) -> None:
         """Finish what is being written, and let others into the directory."""
-        self._teller.finish()
+        self._log.finish()
         if self._writer is not None:
             self._writer.close()
         if self.archive is not None:

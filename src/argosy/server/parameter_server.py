@@ -45,12 +45,12 @@ from argosy.protocol.training import (
     Scale,
     StopRequest,
 )
-from argosy.server.absence import Absence
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.connected_tasks import ConnectedTasks
 from argosy.server.coordinator import Coordinator
-from argosy.server.ending import Ending
 from argosy.server.handshake import Handshake, refusal
+from argosy.server.job_end import JobEnd
+from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.peer_links import PeerLinks
 from argosy.server.status_report import report
@@ -94,9 +94,9 @@ class ParameterServer:
         )
         self._coordinator = self._make_coordinator() if index == 0 else None
         self._links = PeerLinks(cluster, self.task, connect, use_lane=bool(lane))
-        self._ending = Ending(str(self.task), self._coordinator, self._links, self._saving)
+        self._job_end = JobEnd(str(self.task), self._coordinator, self._links, self._saving)
         self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
-        self._absence = Absence(
+        self._missing_tasks = MissingTasks(
             self.task,
             cluster,
             self._coordinator,
@@ -119,9 +119,9 @@ class ParameterServer:
     def run(self) -> None:
         """Serve until the job is over; raises if it ended badly."""
         try:
-            while not (self._look_around() and self._ending.is_over(self._looked)):
+            while not (self._look_around() and self._job_end.is_over(self._looked)):
                 self._step(self._listener.receive(timeout=self._patience()))
-            self._ending.end()
+            self._job_end.end()
         finally:
             self._saving.close()
             self._links.close()
@@ -247,7 +247,7 @@ class ParameterServer:
             case Scale(step, factor) if task.index == 0:
                 self._executor.scale(step, factor)
             case JobOver() if task.index == 0:
-                self._ending.told = header
+                self._job_end.told = header
                 self._unsettled = True
             case _:
                 raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
@@ -369,8 +369,8 @@ class ParameterServer:
             self._stop()
         self._links.keep_time(now)
         for task in self._connected.overdue(self._reaches):
-            self._absence.lose(task)
-        self._absence.look(now)
+            self._missing_tasks.lose(task)
+        self._missing_tasks.look(now)
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether a connection that ended was made anew; its task may have had nothing to say since."""

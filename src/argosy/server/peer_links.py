@@ -16,7 +16,7 @@ from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError, WireError
 from argosy.protocol.header import BetweenServers, Header, Numbered, SentCount
 from argosy.protocol.joining import Fail, Hello, JobOver, Known, Refused
-from argosy.store.approach import Approach
+from argosy.store.caller_handshake import CallerHandshake
 from argosy.update.numbering import Incoming, Outgoing
 from argosy.wire.channel import Channel
 
@@ -26,12 +26,12 @@ TELL_EVERY = 1.0
 
 
 class PeerLink:
-    """To the server that `approach` leads to: this server's own channel there, and what comes back over the
+    """To the server that `handshake` leads to: this server's own channel there, and what comes back over the
     other's channel to it. `hello` is this server's own.
     """
 
-    def __init__(self, approach: Approach, hello: Hello) -> None:
-        self._approach = approach
+    def __init__(self, handshake: CallerHandshake, hello: Hello) -> None:
+        self._handshake = handshake
         self._life = hello.life
         self._proof: bytes | None = None  # of the one who listens at the other's address
         self._outgoing = Outgoing()
@@ -45,18 +45,18 @@ class PeerLink:
     @property
     def welcomed(self) -> bool:
         """Whether the other has let this server in."""
-        return self._approach.welcome is not None
+        return self._handshake.welcome is not None
 
     def advance(self) -> bool:
         """See what has come back; whether there is any news."""
-        before = (self._approach.welcome, self._proof)
-        while self._approach.welcome is None and (message := self._approach.advance(0.0)) is not None:
+        before = (self._handshake.welcome, self._proof)
+        while self._handshake.welcome is None and (message := self._handshake.advance(0.0)) is not None:
             if isinstance(header := message.header, Refused):
                 raise ConfigError(header.field, header.expected, header.got, header.remedy)
             if isinstance(header, Known):
                 self._proof = header.proof
-        news = before != (self._approach.welcome, self._proof)
-        if news and self._approach.welcome is not None:
+        news = before != (self._handshake.welcome, self._proof)
+        if news and self._handshake.welcome is not None:
             self._flush()
         return news
 
@@ -72,25 +72,25 @@ class PeerLink:
     def tell(self, header: BetweenServers) -> None:
         """Send it; before there is a welcome, as soon as there is one."""
         numbered = Numbered(self._outgoing.next(), header)
-        if self._approach.welcome is None:  # the way may still change, and a message overtake an earlier one
+        if self._handshake.welcome is None:  # the way may still change, and a message overtake an earlier one
             self._unsent.append(numbered)
         else:
-            self._approach.channel.send(numbered)
+            self._handshake.channel.send(numbered)
 
     def tell_count(self) -> None:
         """Say how much was told so far: the other may have missed the latest of it."""
         if self.welcomed:
-            self._approach.channel.send(SentCount(self._outgoing.sent))
+            self._handshake.channel.send(SentCount(self._outgoing.sent))
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         for header in unsent:
-            self._approach.channel.send(header)
+            self._handshake.channel.send(header)
 
     def close(self) -> None:
         """Hang up."""
         self._flush()
-        self._approach.close()
+        self._handshake.close()
 
     # --- hearing ------------------------------------------------------------------------------------------
     def take(self, header: Header) -> BetweenServers | None:
@@ -134,7 +134,7 @@ class PeerLinks:
         others = [task for task in cluster.tasks("ps") if task != me and 0 in (task.index, me.index)]
         hello = Hello(str(me), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
         self._links = {
-            task: PeerLink(Approach(connect(task), hello, cluster.describe(task), use_lane), hello)
+            task: PeerLink(CallerHandshake(connect(task), hello, cluster.describe(task), use_lane), hello)
             for task in others
         }
         self.ready = not others

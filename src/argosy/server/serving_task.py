@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.cluster.cores import obey_threads, share_cores
 from argosy.cluster.discover import Identity, discover_server
-from argosy.cluster.launched import handed_socket, mark_joined
+from argosy.cluster.launcher import handed_socket, mark_joined
 from argosy.cluster.memory import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
 from argosy.cluster.spec import Address, ClusterSpec, Task
@@ -21,7 +21,7 @@ from argosy.cluster.stop_signals import StopSignals
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.protocol.header import Header
-from argosy.store.approach import connect
+from argosy.store.caller_handshake import connect
 from argosy.wire.channel import Arrival, Listener, Peer
 from argosy.wire.zmq_channel import ZmqListener, check_exposure
 

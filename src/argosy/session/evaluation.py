@@ -14,7 +14,7 @@ from torch import nn
 
 from argosy.checkpoint import folder
 from argosy.checkpoint.reading import load
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.errors import CheckpointDamaged, ConfigError, WaitTimeout
 from argosy.events import say, say_waiting

@@ -28,8 +28,8 @@ from argosy.session import state as own
 from argosy.session.batch_checksum import BatchChecksum
 from argosy.session.feed import Feed, Resuming
 from argosy.session.hook import Hook, Hooks
+from argosy.session.reporting import Reporting, number
 from argosy.session.state import ReplicaState, Stateful
-from argosy.session.watching import Watching, number
 
 T = TypeVar("T")
 LOG_EVERY = 10.0
@@ -58,10 +58,10 @@ class Session:
         self._kept = dict(state or {})
         keeping = training.keeping
         self.directory = None if keeping is None else Path(keeping.directory)  # where checkpoints are kept
-        self._watching = Watching(self, self.directory)
+        self._reporting = Reporting(self, self.directory)
         self._first_batches = BatchChecksum()
         self._training = dataclasses.replace(
-            training, state=self._state, numbers=self._watching.due, batches=self._first_batches.used
+            training, state=self._state, numbers=self._reporting.due, batches=self._first_batches.used
         )
         self._says_steps = STATUS_FILE not in os.environ and not any(hook.says_steps for hook in hooks)
         self._weighted = isinstance(replica.mode, Sync) and replica.mode.weighted
@@ -90,7 +90,7 @@ class Session:
         if self._training.keeping is not None:
             self._signals.enter()
         self.optimizer.watcher = self._hooks
-        self._watching.begin()
+        self._reporting.begin()
         try:
             self._hooks.begin()
         except BaseException as error:  # nobody calls __exit__ then
@@ -107,25 +107,25 @@ class Session:
             return
         try:
             self._hooks.end()
-            self._watching.share_last()
+            self._reporting.share_last()
             with self._training.loads.kept():
                 self.optimizer.finish()
         except BaseException as late:
-            self._watching.end(late)
+            self._reporting.end(late)
             if isinstance(late, SaveFailed):  # what is wrong is the disk: nobody else's training ends for it
                 self.replica.leave()
             raise
         finally:
             self._signals.leave()
             self._training.loads.close()
-        self._watching.end(None)
+        self._reporting.end(None)
         self.replica.calls.end_session()
         self.replica.leave()
         if self._signals.received is not None:
             raise SystemExit(128 + self._signals.received)
 
     def _fail(self, error: BaseException) -> None:
-        self._watching.end(error)
+        self._reporting.end(error)
         self._training.loads.close()
         self.replica.calls.end_session()
         self.replica.fail(error)
@@ -269,11 +269,11 @@ class Session:
     @property
     def watch(self) -> Watch:
         """The job as the servers see it: `session.watch.start()`, then `session.watch.latest`."""
-        return self._watching.watch
+        return self._reporting.watch
 
     def record(self, kind: str, /, **fields: Any) -> None:
         """Note an event in DIRECTORY/events.jsonl: on the chief of a session with a directory."""
-        self._watching.record(kind, **fields)
+        self._reporting.record(kind, **fields)
 
 
 def _batch_size(batch: object) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import WaitTimeout
@@ -34,7 +34,7 @@ from argosy.protocol.joining import (
 from argosy.protocol.layout import Layout, ParameterSpec
 from argosy.protocol.saving import DirectoryOpened, OpenDirectory, ResumePoint, ResumeRequest
 from argosy.protocol.training import BlockAhead, Gathered, GatherRequest, PushAnswer, PushRequest
-from argosy.store.approach import Approach
+from argosy.store.caller_handshake import CallerHandshake
 from argosy.store.conversation import Conversation
 from argosy.store.inquiry import Inquirer
 from argosy.wire.channel import Channel
@@ -69,21 +69,22 @@ class StoreClient:
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self.closed = False
         hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
-        self._approaches = [
-            Approach(connect(server), hello, cluster.describe(server), use_lane) for server in self._servers
+        self._handshakes = [
+            CallerHandshake(connect(server), hello, cluster.describe(server), use_lane)
+            for server in self._servers
         ]
-        self._talk = Conversation(cluster, [approach.channel for approach in self._approaches])
+        self._talk = Conversation(cluster, [handshake.channel for handshake in self._handshakes])
 
     # --- arriving and leaving -----------------------------------------------------------------------------
     def hello(self) -> None:
         """Make oneself known to every server; waits for those that are not up yet."""
         started = time.monotonic()
-        for server, approach in enumerate(self._approaches):
+        for server, handshake in enumerate(self._handshakes):
             notice = NOTICE_EVERY
             missing: Sequence[str] = [self._cluster.describe(self._servers[server])]
-            while approach.welcome is None:
-                message = approach.advance(0.2)
-                self._talk.channels[server] = approach.channel
+            while handshake.welcome is None:
+                message = handshake.advance(0.2)
+                self._talk.channels[server] = handshake.channel
                 if message is not None and isinstance(message.header, WaitingReport):
                     missing = message.header.tasks  # it is up, and waits for others itself
                 elif message is not None:
@@ -96,7 +97,7 @@ class StoreClient:
                     notice += NOTICE_EVERY
                     for who in missing:
                         say_waiting(who, waited)
-        first = self._approaches[0].welcome
+        first = self._handshakes[0].welcome
         if first is not None:
             self._seq, self._gathers = first.base_seq, first.gathers
 
@@ -113,10 +114,10 @@ class StoreClient:
             return
         self.closed = True
         try:
-            self._talk.end(header, known=self._approaches[0].welcome is not None)
+            self._talk.end(header, known=self._handshakes[0].welcome is not None)
         finally:
-            for approach in self._approaches:
-                approach.close()
+            for handshake in self._handshakes:
+                handshake.close()
 
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, parameters: Sequence[ParameterSpec], mode: Mode) -> Layout:

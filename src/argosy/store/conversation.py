@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec
 from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WireError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from argosy.cluster.launched import joined_file
+from argosy.cluster.launcher import joined_file
 from argosy.cluster.spec import Task
 from argosy.errors import USAGE_EXIT_CODE
 from argosy.launch import cause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from argosy.cluster.launched import failure_elsewhere
+from argosy.cluster.launcher import failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import TaskLost, WaitTimeout
@@ -19,7 +19,7 @@ from argosy.server.peer_links import PeerLinks
 _LOOK_EVERY = 0.5
 
 
-class Absence:
+class MissingTasks:
     """As one server sees it."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from argosy.ring.ways import among_hosts, describe, for_tensors
+from argosy.ring.transport_choice import among_hosts, describe, for_tensors
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from argosy.errors import ConfigError
-from argosy.launch.room import check_room, most_tasks
+from argosy.launch.capacity import check_room, most_tasks
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from argosy.protocol.joining import Hello, Welcome
-from argosy.store.approach import Approach
+from argosy.store.caller_handshake import CallerHandshake
 from argosy.wire.channel import Delivery
 from argosy.wire.local_channel import LocalListener
 from argosy.wire.unix_channel import UnixListener
@@ -27,7 +27,7 @@ def welcomed(listener: LocalListener | UnixListener, lane: str) -> None:
 
 def test_a_server_on_this_host_is_reached_through_shared_memory() -> None:
     network, local = LocalListener(), UnixListener()
-    approach = Approach(network.connect(b"me"), HELLO, "the server", use_lane=True)
+    approach = CallerHandshake(network.connect(b"me"), HELLO, "the server", use_lane=True)
     welcomed(network, local.name)
     assert approach.advance(5.0) is None
     welcomed(local, local.name)
@@ -40,7 +40,7 @@ def test_a_server_on_this_host_is_reached_through_shared_memory() -> None:
 
 def test_without_such_a_server_here_the_network_stays(capsys: pytest.CaptureFixture[str]) -> None:
     network = LocalListener()
-    approach = Approach(network.connect(b"me"), HELLO, "the server", use_lane=True)
+    approach = CallerHandshake(network.connect(b"me"), HELLO, "the server", use_lane=True)
     welcomed(network, f"argosy-{uuid.uuid4().hex}")
     approach.advance(5.0)
     assert approach.welcome is not None
@@ -58,7 +58,7 @@ def test_a_server_that_hangs_up_is_reached_over_the_network(capsys: pytest.Captu
         refusing.listen()
         hang_up = threading.Thread(target=lambda: refusing.accept()[0].close())
         hang_up.start()
-        approach = Approach(network.connect(b"me"), HELLO, "the server", use_lane=True)
+        approach = CallerHandshake(network.connect(b"me"), HELLO, "the server", use_lane=True)
         welcomed(network, name)
         approach.advance(5.0)
         hang_up.join()

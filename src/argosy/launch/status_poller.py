@@ -26,7 +26,7 @@ _LOOK_EVERY = 0.1
 LINE_EVERY = 5.0
 
 
-class Lookout:
+class StatusPoller:
     """Knows the latest progress of the job whose cluster this is."""
 
     def __init__(self, cluster: ClusterSpec, status_file: Path) -> None:

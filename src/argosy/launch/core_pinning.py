@@ -1,4 +1,4 @@
-"""Where tasks sit when they outnumber the cores: each keeps to a core, and workers let servers go first.
+"""Which core each task keeps to when tasks outnumber the cores; workers let servers go first.
 
 A server runs for a fraction of a millisecond at a time, on memory that it alone uses, while a worker waits
 for it. Left to the scheduler both wake on whichever core seems free: they drive out what is in its caches,
@@ -25,7 +25,7 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 
 
-def seats(tasks: Sequence[Task], cores: Sequence[int], first: int = 0) -> dict[Task, int]:
+def assign_cores(tasks: Sequence[Task], cores: Sequence[int], first: int = 0) -> dict[Task, int]:
     """The core of each task, counted from `first`; none if there is a core for every task, or no server.
 
     Workers that would not fill the cores evenly have none: they are better moved about.
@@ -34,12 +34,12 @@ def seats(tasks: Sequence[Task], cores: Sequence[int], first: int = 0) -> dict[T
     workers = [task for task in tasks if task.job == "worker"]
     if not servers or len(tasks) <= len(cores):
         return {}
-    seated = [servers] if len(workers) % len(cores) else [servers, workers]
-    return {task: cores[(first + place) % len(cores)] for group in seated for place, task in enumerate(group)}
+    pinned = [servers] if len(workers) % len(cores) else [servers, workers]
+    return {task: cores[(first + place) % len(cores)] for group in pinned for place, task in enumerate(group)}
 
 
-def seat(pid: int, task: Task, places: Mapping[Task, int]) -> None:
-    """Give a task that was just started its place; where that is not allowed, it does without."""
+def pin(pid: int, task: Task, places: Mapping[Task, int]) -> None:
+    """Pin a task that was just started to its core; where that is not allowed, it is not pinned."""
     if not places:
         return
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""How a task gets in touch with a server: hello over the network, then the shorter way if there is one.
+"""The caller's side of the handshake with a server: hello over the network, then the shorter way if any.
 
 A state machine around a channel, advanced by whoever waits: a worker waits for one server after the other,
-a server looks at its approaches between two messages (it must go on answering the hello of others).
+a server looks at its handshakes between two messages (it must go on answering the hello of others).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def connect(cluster: ClusterSpec, me: Task, to: Task) -> Channel:
     return ZmqChannel(cluster.address(to), f"{me}#{uuid.uuid4().hex}".encode())
 
 
-class Approach:
+class CallerHandshake:
     """On the way to one server, known to people as `name`."""
 
     def __init__(self, channel: Channel, hello: Hello, name: str, use_lane: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from argosy.store.update_rules import decay_at
 
 
-class OwnAverages:
+class MovingAverages:
     """`values` is empty if none are kept."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], decay: float | None) -> None:

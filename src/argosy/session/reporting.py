@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SHARE_EVERY = 1.0
 
 
-class Watching:
+class Reporting:
     """One session's."""
 
     def __init__(self, session: Session, directory: Path | None) -> None:

@@ -12,7 +12,7 @@ from argosy.server.peer_links import PeerLinks
 FAILURE_GRACE = 10.0
 
 
-class Ending:
+class JobEnd:
     """Of one server; the coordinator's word ends the others."""
 
     def __init__(

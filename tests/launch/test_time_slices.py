@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from argosy.launch.seats import set_slice
+from argosy.launch.core_pinning import set_slice
 
 
 @pytest.fixture

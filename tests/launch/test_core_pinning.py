@@ -10,7 +10,7 @@ import pytest
 from launching import Launcher
 
 from argosy.cluster.spec import Task
-from argosy.launch.seats import seats
+from argosy.launch.core_pinning import assign_cores
 
 SERVERS = [Task("ps", 0), Task("ps", 1), Task("ps", 2)]
 WORKERS = [Task("worker", 0), Task("worker", 1)]
@@ -18,26 +18,26 @@ WORKERS = [Task("worker", 0), Task("worker", 1)]
 
 def test_servers_and_workers_are_spread_over_the_cores() -> None:
     places = {SERVERS[0]: 4, SERVERS[1]: 6, SERVERS[2]: 4, WORKERS[0]: 4, WORKERS[1]: 6}
-    assert seats([*SERVERS, *WORKERS], [4, 6]) == places
+    assert assign_cores([*SERVERS, *WORKERS], [4, 6]) == places
 
 
 def test_another_job_begins_with_another_core() -> None:
     places = {SERVERS[0]: 6, WORKERS[0]: 6, WORKERS[1]: 4}
-    assert seats([SERVERS[0], *WORKERS], [4, 6], first=1) == places
+    assert assign_cores([SERVERS[0], *WORKERS], [4, 6], first=1) == places
 
 
 @pytest.mark.parametrize("cores", [(0, 1, 2), (0, 1, 2, 3)])
 def test_workers_that_do_not_fill_the_cores_evenly_may_run_anywhere(cores: tuple[int, ...]) -> None:
     places = {SERVERS[0]: 0, SERVERS[1]: 1, SERVERS[2]: 2}
-    assert seats([*SERVERS, *WORKERS], cores) == places
+    assert assign_cores([*SERVERS, *WORKERS], cores) == places
 
 
 def test_a_core_for_every_task_leaves_the_choice_to_the_scheduler() -> None:
-    assert seats([SERVERS[0], *WORKERS], [0, 1, 2]) == {}
+    assert assign_cores([SERVERS[0], *WORKERS], [0, 1, 2]) == {}
 
 
 def test_without_servers_nobody_is_seated() -> None:
-    assert seats(WORKERS, [0]) == {}
+    assert assign_cores(WORKERS, [0]) == {}
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@ from argosy.observe.journal import record
 _EVERY = 10.0
 
 
-class Teller:
+class SaveLog:
     """Tells of the first save, then of one every few seconds; of a failure and of the last save always."""
 
     def __init__(self) -> None:
