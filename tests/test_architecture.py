@@ -30,8 +30,9 @@ MAY_IMPORT_INSIDE = {
         "client": {"operations", "transport"},
     }
 }
-# No input or output, no clock, no chance, no tensors: decisions only.
-PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
+# No input or output, no clock, no chance, no tensors: decisions, and plain data.
+_PLAIN = {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}
+PURE = {"update": _PLAIN, "protocol": _PLAIN}
 WITHOUT_TORCH = {
     "errors",
     "events",
