@@ -33,6 +33,7 @@ PRELOAD: tuple[str, ...] = (
     "torch",
     "torch._dynamo",
     "argosy.entry",
+    "argosy.hooks",
     "argosy.replica.server_exchange",
     "argosy.session.session",
     "argosy.store.client",
