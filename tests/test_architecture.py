@@ -47,7 +47,7 @@ WITHOUT_TORCH = {
     "cli",
 }
 # A forked task runs the user's own script, from the user's own disk.
-RUNS_THE_SCRIPT = {"argosy.launch.forked"}
+RUNS_THE_SCRIPT = {"argosy.launch.forked_task"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 NO_NAMES_LIKE_THESE = {"utils", "helpers", "manager", "common", "misc", "base", "core"}
 # What is larger than this does two things, most often.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from argosy import hooks as hooks
-    from argosy.checkpoint.reading import load as load
+    from argosy.checkpoint.tensor_reader import load as load
     from argosy.cluster.spec import ClusterSpec as ClusterSpec
     from argosy.entry import Replica as Replica
     from argosy.entry import join as join
@@ -78,7 +78,7 @@ _HOMES = {
     "fetch": "argosy.remote.client.module_transfer",
     "hooks": "argosy",
     "join": "argosy.entry",
-    "load": "argosy.checkpoint.reading",
+    "load": "argosy.checkpoint.tensor_reader",
     "place": "argosy.remote.client.module_transfer",
     "scale_learning_rate": "argosy.replica.learning_rate",
 }

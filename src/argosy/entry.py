@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from argosy.cluster.cores import share_cores
 from argosy.cluster.discover import Identity, discover, take_flags
 from argosy.cluster.launcher import mark_joined
-from argosy.cluster.memory import keep_freed_memory
+from argosy.cluster.malloc import keep_freed_memory
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import CallError, ConfigError
 from argosy.events import say
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from argosy.replica.optimizer import DistributedOptimizer
     from argosy.session.hook import Hook
+    from argosy.session.own_state import Stateful
     from argosy.session.session import Session
-    from argosy.session.state import Stateful
 
 _joined = ""  # the script's line that has joined a cluster, of which a process is one task
 

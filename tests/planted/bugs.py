@@ -171,7 +171,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "random generators are not put back",
-        "session/state.py",
+        "session/own_state.py",
         "    torch.set_rng_state(_tensor(state.torch))\n",
         "",
         ("session/test_loader.py", "session/test_training_modes.py", "session/test_checkpoints.py"),

@@ -89,7 +89,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "the number of updates is not read",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "return count, stretch[0] if stretch else 0.0",
         "return 1.0, stretch[0] if stretch else 0.0",
         (
@@ -98,7 +98,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "SGD's momentum is lost from a worker alone or the ring to servers",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "return float(begun), 0.0",
         "return 0.0, 0.0",
         (
@@ -144,21 +144,21 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "the parts of a tensor are taken in the order of the files",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "parts = sorted(self._parts.get((kind, name), ()), key=lambda part: part[:2])",
         "parts = list(self._parts.get((kind, name), ()))",
         ("checkpoint/test_files.py::test_a_tensor_that_is_spread_over_files_is_put_together",),
     ),
     Bug(
         "a part of a tensor is read from its beginning, on loading",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "found.append(reader.read(entry, at - first, end - first))",
         "found.append(reader.read(entry, 0, end - at))",
         ("checkpoint/test_files.py::test_a_tensor_that_is_spread_over_files_is_put_together",),
     ),
     Bug(
         "a constant's first value is loaded in place of what was trained later",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "        if name not in state:  # else",
         "        if True:  # else",
         ("checkpoint/test_files.py::test_what_was_a_constant_at_first_is_loaded_as_it_was_trained",),

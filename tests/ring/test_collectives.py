@@ -14,9 +14,9 @@ from torch._C._distributed_c10d import HashStore
 
 from argosy.errors import ConfigError, JobFailed, TaskLost, WaitTimeout
 from argosy.ring import collectives
+from argosy.ring.among_hosts import require_insecure
 from argosy.ring.group import Membership, RingGroup
 from argosy.ring.host_ranks import RanksByHost
-from argosy.ring.hosts import require_insecure
 from argosy.ring.reduction import Operation
 from threads import in_threads
 

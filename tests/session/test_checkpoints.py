@@ -21,7 +21,7 @@ from argosy.entry import Replica
 from argosy.errors import ConfigError, JobFailed, SaveFailed
 from argosy.hooks import Hook, SaveCheckpoint
 from argosy.modes import Async, Mode, Sync
-from argosy.session import state as own
+from argosy.session import own_state as own
 from argosy.session.session import Session
 from argosy.store.placement import RoundRobin, Split
 from argosy.testing import LocalCluster

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from types import TracebackType
 
-from argosy.launch.forking import ForkFailed, ForkServer
+from argosy.launch.fork_client import ForkFailed, ForkServer
 from argosy.launch.guard import Guard
 from argosy.launch.job import JobSpec, TaskPlan, shared_environ
 from argosy.launch.process import Process, TaskProcess, start_cold

@@ -9,9 +9,9 @@ import msgspec
 
 from argosy.checkpoint.archive import Archive, SaveOutcome, versions
 from argosy.checkpoint.index import Index
-from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.save_log import SaveLog
 from argosy.checkpoint.shard_writer import ShardWriter
+from argosy.checkpoint.tensor_reader import Checkpoint
 from argosy.errors import ArgosyError
 from argosy.events import say
 from argosy.modes import Mode

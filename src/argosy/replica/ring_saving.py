@@ -15,7 +15,7 @@ import msgspec
 
 from argosy.checkpoint import disk
 from argosy.checkpoint.archive import describe
-from argosy.checkpoint.reading import Checkpoint
+from argosy.checkpoint.tensor_reader import Checkpoint
 from argosy.errors import CheckpointDamaged, ConfigError
 from argosy.events import say
 from argosy.modes import Ring

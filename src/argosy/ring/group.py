@@ -16,10 +16,10 @@ from torch._C._distributed_c10d import Store
 
 from argosy.errors import JobFailed
 from argosy.events import say
+from argosy.ring.among_hosts import Leaders, gloo_groups, mpi_groups, require_insecure
 from argosy.ring.call_check import Call, Disagreement, call
 from argosy.ring.collectives import HostRing, ring_bytes
 from argosy.ring.host_ranks import Mailbox, RanksByHost, assemble, share
-from argosy.ring.hosts import Leaders, gloo_groups, mpi_groups, require_insecure
 from argosy.ring.reduction import NARROW, Operation, combine
 from argosy.ring.transport_choice import Among, among_hosts, describe
 

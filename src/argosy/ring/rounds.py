@@ -13,10 +13,10 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from argosy.ring.among_hosts import Leaders
 from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
 from argosy.ring.buckets import Bucket, Rule
 from argosy.ring.host_ranks import HostMemory, RanksByHost
-from argosy.ring.hosts import Leaders
 from argosy.ring.notes import (
     DENSE,
     HEAD,

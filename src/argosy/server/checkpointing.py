@@ -15,10 +15,10 @@ import torch
 
 from argosy.checkpoint.archive import Archive, SaveOutcome, versions
 from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter
-from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
 from argosy.checkpoint.save_log import SaveLog
 from argosy.checkpoint.shard_writer import ShardWriter
+from argosy.checkpoint.tensor_reader import Checkpoint
 from argosy.errors import ConfigError, SaveFailed
 from argosy.modes import Sync
 from argosy.protocol.fields import Group

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from argosy.cluster.cores import obey_threads, share_cores
 from argosy.cluster.discover import Identity, discover_server
 from argosy.cluster.launcher import handed_socket, mark_joined
-from argosy.cluster.memory import keep_freed_memory
+from argosy.cluster.malloc import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.cluster.stop_signals import StopSignals

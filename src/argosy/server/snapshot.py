@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from argosy.checkpoint.index import part_name
-from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
+from argosy.checkpoint.tensor_reader import Checkpoint
 from argosy.errors import ConfigError
 from argosy.protocol.layout import Layout, Piece
 from argosy.server.shard import BlockState, Shard

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from argosy.checkpoint import folder
-from argosy.checkpoint.reading import load
+from argosy.checkpoint.tensor_reader import load
 from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.errors import CheckpointDamaged, ConfigError, WaitTimeout
@@ -21,7 +21,7 @@ from argosy.events import say, say_waiting
 from argosy.replica.exchange import Training
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.worker import Worker
-from argosy.session.feed import Resuming
+from argosy.session.batch_feed import Resuming
 from argosy.session.session import Session
 
 T = TypeVar("T")

@@ -24,12 +24,12 @@ from argosy.replica.exchange import Training, Verdict
 from argosy.replica.hyperparameters import groups_of
 from argosy.replica.optimizer import DistributedOptimizer
 from argosy.replica.worker import Worker
-from argosy.session import state as own
+from argosy.session import own_state as own
 from argosy.session.batch_checksum import BatchChecksum
-from argosy.session.feed import Feed, Resuming
+from argosy.session.batch_feed import BatchFeed, Resuming
 from argosy.session.hook import Hook, Hooks
+from argosy.session.own_state import ReplicaState, Stateful
 from argosy.session.reporting import Reporting, number
-from argosy.session.state import ReplicaState, Stateful
 
 T = TypeVar("T")
 LOG_EVERY = 10.0
@@ -67,7 +67,7 @@ class Session:
         self._weighted = isinstance(replica.mode, Sync) and replica.mode.weighted
         self._logged_at = time.monotonic()
         self._logged_step = 0
-        self._feed = Feed()
+        self._feed = BatchFeed()
         self._hooks = Hooks(self, hooks)
         self._signals = StopSignals(self._on_signal)
         self._stop_after: int | None = None

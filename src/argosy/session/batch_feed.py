@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeVar
 
 from argosy.events import say
 from argosy.replica.loader import Loader
-from argosy.session import state as own
-from argosy.session.state import Position, Random, ReplicaState
+from argosy.session import own_state as own
+from argosy.session.own_state import Position, Random, ReplicaState
 
 T = TypeVar("T")
 Resuming = Literal["leave", "skip"]
 
 
-class Feed:
+class BatchFeed:
     """The batches of a session, in one or more calls of `batches`."""
 
     def __init__(self) -> None:

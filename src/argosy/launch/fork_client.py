@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from argosy.launch.fork_server import receive, send
-from argosy.launch.forked import GO
+from argosy.launch.forked_task import GO
 from argosy.launch.guard import Guard
 from argosy.launch.supervise import signal_name
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from argosy.cluster.memory import keep_freed_memory
+from argosy.cluster.malloc import keep_freed_memory
 
 # Four gradients of 50 MB, again and again: how often the kernel is asked for a page in the last ten steps.
 _BODY = """
 import resource, torch
-from argosy.cluster.memory import keep_freed_memory
+from argosy.cluster.malloc import keep_freed_memory
 keep_freed_memory()
 def step():
     for gradient in [torch.empty(50 * 2**18) for _ in range(4)]:
