@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import ClusterSpec, Task

@@ -19,7 +19,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 DRAWING = SOURCE.parents[1] / "docs" / "architecture.md"
 # Any part may import these, and the drawing does not say so.
-LEAVES = ("protocol", "modes", "script", "events", "errors")
+LEAVES = ("protocol", "modes", "script", "events", "errors", "torch_private")
 # The sub-packages of a part, and what each may import of its siblings. Data flows one way.
 MAY_IMPORT_INSIDE = {
     "remote": {
@@ -49,6 +49,15 @@ WITHOUT_TORCH = {
 # A forked task runs the user's own script, from the user's own disk.
 RUNS_THE_SCRIPT = {"argosy.launch.forked_task"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+# Private attributes that torch looks for on an optimizer, ours too; others are found without a list.
+OF_AN_OPTIMIZER = {
+    "_opt_called",
+    "_optimizer_step_post_hooks",
+    "_optimizer_step_pre_hooks",
+    "_step_supports_amp_scaling",
+}
+# The launcher does not import torch: what it tells a task to preload is a text.
+NAMES_TORCH_IN_A_TEXT = {("argosy.launch.job", "torch._dynamo")}
 NO_NAMES_LIKE_THESE = {"utils", "helpers", "manager", "common", "misc", "base", "core"}
 # What is larger than this does two things, most often.
 LINES_OF_A_FILE = 400
@@ -219,6 +228,67 @@ def test_nothing_that_is_received_can_be_run() -> None:
             runs |= called.endswith("torch.load") and "weights_only=True" not in ast.unparse(node)
             found += [f"{name} calls {called}"] if runs else []
     assert not found
+
+
+def test_private_names_of_torch_are_in_their_module_only() -> None:
+    """Another version of torch may change them: then there is one module to look at, with a test for each."""
+    found = [
+        f"{name_of(path)}:{line} has {private}"
+        for path in MODULES
+        if name_of(path) != "argosy.torch_private"
+        for line, private in private_of_torch(path)
+        if (name_of(path), private) not in NAMES_TORCH_IN_A_TEXT
+    ]
+    assert not found
+
+
+def private_of_torch(path: Path) -> Iterator[tuple[int, str]]:
+    """Imports of private names, private attributes of what is not ours, private names of torch in a text."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    # An object reads what another of its class has; but a tensor has a _version, and an operator a _schema.
+    ours = {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_own(node.value)}
+    ours -= OF_AN_OPTIMIZER | {"_version", "_schema"}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names = [f"{base}{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name) for name in names if name.startswith("torch") and "._" in name)
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            is_plain = is_own(node.value) or node.attr in ours or ast.unparse(node.value) in ("os", "sys")
+            if not is_plain or node.attr in OF_AN_OPTIMIZER:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Name | ast.Constant):
+            text = node.id if isinstance(node, ast.Name) else str(node.value)
+            if text in OF_AN_OPTIMIZER or text.startswith("torch._"):
+                yield node.lineno, text
+
+
+def is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch.utils._pytree import tree_map",
+        "from torch.nn.modules.batchnorm import _NormBase",
+        "torch._foreach_add_(a, b)",
+        "aten = torch.ops.aten\naten._softmax",
+        "tensor._version",
+        "class A:\n  def f(self):\n    self._version = self._tensor._version",
+        "class A:\n  _step_supports_amp_scaling = True",
+        "getattr(optimizer, '_opt_called')",
+        "self._optimizer_step_pre_hooks",
+    ],
+)
+def test_a_private_name_of_torch_is_found(code: str, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(code)
+    assert list(private_of_torch(tmp_path / "code.py"))
 
 
 def test_modules_say_what_they_are() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from ring_trainings import in_ring, train_ring
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 from trainings import Case, Net, adam, assert_identical, assert_same, batch, mean_loss, of, reference, sgd
 
 from argosy.entry import Replica

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from ring_trainings import in_ring
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from argosy.entry import Replica
 from argosy.errors import ArgosyError, ConfigError

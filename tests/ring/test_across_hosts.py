@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from argosy.errors import ConfigError
 from argosy.ring import host_ranks

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rings import in_group
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from argosy.errors import ConfigError, JobFailed, TaskLost, WaitTimeout
 from argosy.ring import collectives

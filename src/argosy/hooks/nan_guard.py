@@ -12,6 +12,7 @@ from argosy.errors import ConfigError, NotFinite
 from argosy.events import say
 from argosy.session.hook import Hook
 from argosy.session.session import Session
+from argosy.torch_private import foreach_norm, sparse_values
 
 # Said so often at most, in seconds; what was skipped meanwhile is counted.
 SAY_EVERY = 10.0
@@ -97,7 +98,7 @@ def _values(parameter: nn.Parameter) -> Tensor:
     gradient = parameter.grad
     if gradient is None:
         raise ValueError("no gradient")  # looked for before
-    return gradient._values() if gradient.is_sparse else gradient
+    return sparse_values(gradient) if gradient.is_sparse else gradient
 
 
 def _surely_finite(gradients: list[Tensor]) -> bool:
@@ -108,9 +109,7 @@ def _surely_finite(gradients: list[Tensor]) -> bool:
     """
     with torch.no_grad():
         if gradients and gradients[0].is_cuda:
-            return bool(
-                torch.stack([norm.float() for norm in torch._foreach_norm(gradients)]).isfinite().all()
-            )
+            return bool(torch.stack([norm.float() for norm in foreach_norm(gradients)]).isfinite().all())
         return all(bool(gradient.sum().isfinite()) for gradient in gradients)
 
 

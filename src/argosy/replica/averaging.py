@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError
 from argosy.modes import BufferRule
+from argosy.replica.ring_buffers import NOTHING, Brought, RingBuffers
 from argosy.replica.ring_items import (
     Places,
     buffer_buckets,
@@ -29,13 +30,15 @@ from argosy.replica.sparse_marks import from_marked, kind_of, to_marked
 from argosy.ring.buckets import BUCKET_BYTES, BucketPiece, fill
 from argosy.ring.member import RingMember
 from argosy.ring.notes import ABSENT, DENSE, RoundOutcome, Says
+from argosy.torch_private import at_end_of_backward, foreach_copy_, graph_task
 
 
 class Averaging:
     """The rounds of these parameters, and of the buffers at these places.
 
     `on_pass` is called at the first gradient of a backward pass, and may call `begin_pass`; `on_end` when
-    that pass is over, with what its round came to.
+    that pass is over, with what its round came to. `brought`: the buffers that this worker brought last to
+    the rounds before.
     """
 
     def __init__(
@@ -47,9 +50,9 @@ class Averaging:
         wire: torch.dtype | None,
         on_pass: Callable[[], None] | None,
         on_end: Callable[[RoundOutcome], None],
+        brought: Brought = NOTHING,
     ) -> None:
         self._parameters = parameters
-        self._places = places
         self._on_pass = on_pass
         self._on_end = on_end
         items = [item_of(parameter) for parameter in parameters]
@@ -64,6 +67,9 @@ class Averaging:
         every, tensors = self.rounds.buckets, [*parameters, *buffers_at(places)]
         self._given = [views(each, self.rounds.given(n), tensors) for n, each in enumerate(every)]
         self._results = [views(each, self.rounds.result(n), tensors) for n, each in enumerate(every)]
+        self.buffers = RingBuffers(
+            self.rounds, places, len(buckets), len(items), self._given, self._results, brought
+        )
         self._begins = list(accumulate((len(each.pieces) for each in every), initial=0))
         self._under_way = False
         self._backward = -1
@@ -101,7 +107,7 @@ class Averaging:
         buckets = self._buckets_of[number]
 
         def arrived(_: torch.Tensor) -> None:
-            task = torch._C._current_graph_task_id()
+            task = graph_task()
             if task != self._backward or not self._under_way:
                 on_pass()
                 if task != self._backward or not self._under_way:  # not to be averaged, or this is replaced
@@ -128,14 +134,14 @@ class Averaging:
 
     def begin_pass(self, mark: Callable[[], int]) -> None:
         """A backward pass gives to a new round, or goes on with one that was broken off."""
-        self._backward = torch._C._current_graph_task_id()
+        self._backward = graph_task()
         self._seen: set[int] = set()
         self._missing = list(self._hooked)
         if [parameter.requires_grad for parameter in self._parameters] != self._trains:
             self._missing = [-1] * len(self._hooked)  # hooks are not up to date: all leave at the end
         if not self._under_way:  # else what the last one has sent holds
             self.begin(Says.GIVES, mark())
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._on_end(self.end()))
+        at_end_of_backward(lambda: self._on_end(self.end()))
 
     @torch.no_grad()
     def _send_full_ones(self) -> None:
@@ -146,10 +152,12 @@ class Averaging:
         rounds.advance()
 
     # --- a round ------------------------------------------------------------------------------------------
-    def begin(self, says: Says, mark: int) -> None:
-        """A round begins."""
+    def begin(self, says: Says, mark: int, ends: bool = False) -> None:
+        """A round begins; `ends`: the second one of a step, to which nobody brings buffers anew."""
         self._under_way = True
         self._gives = says == Says.GIVES
+        self._brings = self._gives and not ends
+        self._is_done = says == Says.IS_DONE
         self.rounds.begin(says, mark)
 
     @torch.no_grad()
@@ -161,14 +169,7 @@ class Averaging:
                 self._send(rounds.entered)
             else:
                 rounds.enter()
-        if rounds.entered < len(rounds.buckets):
-            state = buffers_at(self._places)
-            while rounds.entered < len(rounds.buckets):
-                bucket = rounds.entered
-                first = len(self._parameters)
-                given = [state[piece.item - first] for piece in rounds.buckets[bucket].pieces]
-                torch._foreach_copy_(self._given[bucket], given)
-                rounds.enter()
+        self.buffers.enter(self._brings, not self._is_done)
         outcome = rounds.finish(self._take if takes else self._take_buffers)
         self._under_way = False
         return outcome
@@ -187,12 +188,12 @@ class Averaging:
                 kinds.append(kind_of(gradient))
                 dense.append(cut(self._whole(gradient, piece), piece))
         if len(dense) == len(views):
-            torch._foreach_copy_(views, dense)
+            foreach_copy_(views, dense)
             self.rounds.enter(None if kinds.count(DENSE) == len(kinds) else kinds)
             return
         there = [view for view, kind in zip(views, kinds, strict=True) if kind != ABSENT]
         if dense:
-            torch._foreach_copy_(there, dense)
+            foreach_copy_(there, dense)
         for view, kind in zip(views, kinds, strict=True):
             if kind == ABSENT:
                 view.fill_(-0.0)
@@ -228,7 +229,7 @@ class Averaging:
             elif kind != ABSENT:
                 self._put_sparse(piece, sources[place], kind)
         if targets:
-            torch._foreach_copy_(targets, taken)
+            foreach_copy_(targets, taken)
 
     def _put_sparse(self, piece: BucketPiece, source: torch.Tensor, kind: int) -> None:
         parameter = self._parameters[piece.item]
@@ -242,12 +243,8 @@ class Averaging:
             parameter.grad = from_marked(self._marked.pop(piece.item), kind)
 
     def _take_buffers(self, number: int, outcome: RoundOutcome) -> None:
-        if number < self._of_gradients:
-            return
-        state = buffers_at(self._places)
-        first = len(self._parameters)
-        targets = [state[piece.item - first] for piece in self.rounds.buckets[number].pieces]
-        torch._foreach_copy_(targets, self._results[number])
+        if number >= self._of_gradients:
+            self.buffers.take(number)
 
     @torch.no_grad()
     def take_back(self) -> None:
@@ -255,6 +252,7 @@ class Averaging:
 
         On a device what was given is gone, and the mean stays: the mean of means is the mean.
         """
+        self.buffers.take_back()
         if not self.rounds.keeps_given:
             return
         absent = set()

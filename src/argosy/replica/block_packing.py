@@ -18,6 +18,7 @@ from torch import nn
 from argosy.protocol.frames import Dtype, FrameSpec
 from argosy.protocol.layout import Layout, Piece
 from argosy.replica.pinning import Pinned
+from argosy.torch_private import foreach_copy_, foreach_mul, foreach_mul_
 from argosy.wire.tensor_bytes import torch_dtype
 
 Reserve: TypeAlias = Callable[[int, Sequence[FrameSpec]], list[torch.Tensor]]
@@ -81,12 +82,12 @@ class BlockPacking:
             sources.append(gradient if whole and not gradient.is_sparse else _part(gradient, piece, whole))
         if sources and scale != 1.0 and self._narrows:
             # What is to be scaled down may be too large for the dtype in which it travels.
-            sources, scale = list(torch._foreach_mul(sources, scale)), 1.0
+            sources, scale = list(foreach_mul(sources, scale)), 1.0
         if sources:
-            torch._foreach_copy_(targets, sources, non_blocking=bool(self._pinned.devices))
+            foreach_copy_(targets, sources, non_blocking=bool(self._pinned.devices))
             self._pinned.wait()
             if scale != 1.0:
-                torch._foreach_mul_(self._gradients, scale)
+                foreach_mul_(self._gradients, scale)
         return dict(self._split_gradients), tuple(sorted(absent))
 
     def pack_piece(self, parameter: int, block: int) -> None:
@@ -136,7 +137,7 @@ class BlockPacking:
     def _copy_in(self, in_place: Sequence[bool]) -> None:
         pairs = zip(self._targets(), self._values, strict=True)
         stray = [(target, value) for target, value in pairs if target.data_ptr() != value.data_ptr()]
-        torch._foreach_copy_([target for target, _ in stray], [value for _, value in stray])
+        foreach_copy_([target for target, _ in stray], [value for _, value in stray])
         self._bind(in_place)
 
     def _bind(self, in_place: Sequence[bool]) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from argosy.errors import ConfigError
 from argosy.protocol.frames import MAX_FRAME_BYTES
+from argosy.torch_private import buffers_of
 from argosy.wire.tensor_bytes import dtype_name
 
 
@@ -30,9 +31,9 @@ class ModelState:
         self._constants = {n: p.detach() for n, p in model.named_parameters() if id(p) not in known}
         saved = model.state_dict().keys()
         for prefix, module in model.named_modules():
-            for name, buffer in module._buffers.items():
+            for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
                 full = f"{prefix}.{name}" if prefix else name
-                if buffer is not None and full in saved:
+                if full in saved:
                     self._places[full] = (module, name)
         for full, value in self._everything():
             dtype_name(value.dtype, full)
@@ -47,7 +48,7 @@ class ModelState:
 
     def _buffer(self, full: str) -> torch.Tensor:
         module, name = self._places[full]
-        buffer = module._buffers[name]
+        buffer = buffers_of(module)[name]
         if buffer is None:
             raise ConfigError(f"buffer {full}", "the tensor that was there at the start", "None")
         return buffer

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from argosy.store.update_rules import decay_at
+from argosy.torch_private import foreach_copy_, foreach_lerp_
 
 
 class MovingAverages:
@@ -33,25 +34,25 @@ class MovingAverages:
     def restart(self) -> None:
         """Begin where the parameters are now."""
         if self.values:
-            torch._foreach_copy_(self.values, self._parameters)
+            foreach_copy_(self.values, self._parameters)
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """A step has been made."""
         if self.values:
             assert self._decay is not None
-            torch._foreach_lerp_(self.values, self._parameters, 1.0 - decay_at(self._decay, step))
+            foreach_lerp_(self.values, self._parameters, 1.0 - decay_at(self._decay, step))
 
     @torch.no_grad()
     def put_in(self) -> None:
         """Put the averages in the parameters' place."""
         if self.values and not self._aside:
             self._aside = [parameter.detach().clone() for parameter in self._parameters]
-            torch._foreach_copy_(self._parameters, self.values)
+            foreach_copy_(self._parameters, self.values)
 
     @torch.no_grad()
     def take_out(self) -> None:
         """The parameters are themselves again."""
         if self._aside:
-            torch._foreach_copy_(self._parameters, self._aside)
+            foreach_copy_(self._parameters, self._aside)
             self._aside = []

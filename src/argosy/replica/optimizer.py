@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
@@ -17,6 +16,7 @@ from argosy.replica.hyperparameters import take_groups
 from argosy.replica.statistics import keeps_statistics
 from argosy.replica.turn import Turn
 from argosy.script import calling_line
+from argosy.torch_private import STEP_WAS_CALLED, TakesScale, move_hooks, post_hooks_of, pre_hooks_of
 
 # Far beyond any batch size, and so that the sum of many is still a number.
 _TOO_HEAVY = 1e20
@@ -34,21 +34,18 @@ class Watcher(Protocol):
         """The verdict is here."""
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
     """Wraps a torch optimizer; shares its parameter groups and state, so schedulers work on either."""
 
-    # GradScaler then hands over its scale and its verdict on infinities instead of leaving `step` out:
-    # a replica that left out a synchronous step would hold up all the others.
-    _step_supports_amp_scaling = True
+    # TakesScale: GradScaler hands over its scale and its verdict on infinities instead of leaving `step` out.
+    # A replica that left out a synchronous step would hold up all the others.
 
     def __init__(self, inner: torch.optim.Optimizer, exchange: Exchange, speaks: bool = False) -> None:
         super().__init__(inner.param_groups, inner.defaults)
         self.param_groups = inner.param_groups
         self.state = inner.state
         # It is this one that is stepped: what was to happen around the other's steps happens around these.
-        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            setattr(self, hooks, getattr(inner, hooks))
-            setattr(inner, hooks, OrderedDict())
+        move_hooks(inner, self)
         self.batch_weight: float | None = None  # of the batch at hand, where gradients are weighted
         self._weight: float | None = None  # of what has been accumulated since the last push
         self._inner = inner
@@ -133,14 +130,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self.skip()
         passes, self._gathered = self._gathered, 0
         self._exchange.accumulate(every > 1)  # the next passes are likely to be like these
-        for pre in self._optimizer_step_pre_hooks.values():
+        for pre in pre_hooks_of(self).values():
             pre(self, (), {})
         if self.watcher is not None:
             self.watcher.before_step()
             if self.keep_back:
                 self.skip()
                 return self._made()
-        self._inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler on it asks
+        setattr(self._inner, STEP_WAS_CALLED, True)  # a scheduler on it asks
         weighs, self._weight = self._weight, None
         turn = Turn(passes, self._loss_scale(), 1.0 if weighs is None else weighs)
         self.verdict = self._exchange.step(turn)
@@ -176,7 +173,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _made(self) -> Verdict:
-        for post in self._optimizer_step_post_hooks.values():
+        for post in post_hooks_of(self).values():
             post(self, (), {})
         return self.verdict
 

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.protocol.layout import Layout
 from argosy.replica.block_packing import BlockPacking
+from argosy.torch_private import version_of
 
 
 class Overlap:
@@ -95,9 +96,9 @@ class _Mark:
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._gradient = parameter.grad
-        self._version = -1 if self._gradient is None else self._gradient._version
+        self._version = -1 if self._gradient is None else version_of(self._gradient)
 
     def holds(self, parameter: torch.Tensor) -> bool:
         """Whether it is still that one, and as it was."""
         gradient = parameter.grad
-        return gradient is self._gradient and (gradient is None or gradient._version == self._version)
+        return gradient is self._gradient and (gradient is None or version_of(gradient) == self._version)

@@ -20,7 +20,8 @@ from argosy.replica.averaging import Averaging
 from argosy.replica.chief_values import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.moving_averages import MovingAverages
-from argosy.replica.ring_items import buffer_places, buffers_at
+from argosy.replica.ring_buffers import NOTHING
+from argosy.replica.ring_items import Places, buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.step_check import StepCheck
 from argosy.replica.torch_state import TorchState
@@ -28,6 +29,7 @@ from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
 from argosy.ring.notes import RoundOutcome, Says
 from argosy.store.same_batches import SameBatches
+from argosy.torch_private import at_end_of_backward, graph_task
 
 
 class RingExchange:
@@ -52,6 +54,7 @@ class RingExchange:
         self._outcome: RoundOutcome | None = None  # of the round that this step's gradients have been through
         self._late = -1  # the backward pass that is averaged when it is over
         self._last_giver = -1
+        self._shared: set[tuple[int, str]] = set()  # buffers that all have, by module and name
         self._watched: list[RemovableHandle] = []
         self._saving: RingSaving | None = None
         self._state: TorchState | None = None
@@ -122,7 +125,8 @@ class RingExchange:
         model = self._training.model
         places = buffer_places(model)
         check_alike(self._member, names_of(model, pairs), self._parameters, buffers_at(places))
-        self._take_the_chiefs(first)
+        self._take_the_chiefs(places, first)
+        brought = NOTHING if self._averaging is None else self._averaging.buffers.brought()
         self._close()
         on_pass = self._begin_pass if self._overlaps else None
         self._averaging = Averaging(
@@ -133,14 +137,18 @@ class RingExchange:
             self._wire,
             on_pass,
             self._end_pass,
+            brought,
         )
 
-    def _take_the_chiefs(self, first: bool) -> None:
-        """Parameters, buffers, what the optimizer leaves alone, and at first its state."""
+    def _take_the_chiefs(self, places: Places, first: bool) -> None:
+        """Parameters, new buffers, what the optimizer leaves alone, and at first its state."""
         model = self._training.model
         trained = {id(parameter) for parameter in self._parameters}
         rest = [] if model is None else [p for p in model.parameters() if id(p) not in trained]
-        changed = take_values(self._member, [*self._parameters, *rest, *buffers_at(buffer_places(model))])
+        # What a worker has changed of its buffers in this step is still to count.
+        fresh = [(module, name) for module, name in places if (id(module), name) not in self._shared]
+        self._shared |= {(id(module), name) for module, name in places}
+        changed = take_values(self._member, [*self._parameters, *rest, *buffers_at(fresh)])
         if not first:
             return
         take_state(self._member, self._optimizer, self._parameters)
@@ -176,7 +184,7 @@ class RingExchange:
 
     def _begin_late(self, prepare: Callable[[], None]) -> None:
         """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if task != self._late:
             self._late = task
 
@@ -184,7 +192,7 @@ class RingExchange:
                 prepare()
                 self._outcome = self._round(Says.GIVES, takes=True)
 
-            torch.autograd.Variable._execution_engine.queue_callback(end)
+            at_end_of_backward(end)
 
     def _end_pass(self, outcome: RoundOutcome) -> None:
         """It is over, and `.grad` is the mean."""
@@ -199,7 +207,7 @@ class RingExchange:
         """A round outside of backward; `ends`: the second one of a step that somebody has skipped."""
         averaging = self._use
         if not averaging.under_way:  # else a backward pass was broken off, and what it has sent holds
-            averaging.begin(says, self._mark(ends))
+            averaging.begin(says, self._mark(ends), ends)
         return self._checked(averaging.end(takes))
 
     def _mark(self, ends: bool) -> int:

@@ -10,6 +10,7 @@ from torch import nn
 
 from argosy.modes import BufferRule
 from argosy.ring.buckets import BUCKET_BYTES, Bucket, BucketItem, BucketPiece, fill
+from argosy.torch_private import buffers_of
 
 _ANY = torch.preserve_format
 Places = Sequence[tuple[nn.Module, str]]
@@ -23,14 +24,14 @@ def buffer_places(model: nn.Module | None) -> list[tuple[nn.Module, str]]:
     return [
         (module, name)
         for prefix, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and (f"{prefix}.{name}" if prefix else name) in saved
+        for name, _ in module.named_buffers(recurse=False, remove_duplicate=False)
+        if (f"{prefix}.{name}" if prefix else name) in saved
     ]
 
 
 def buffers_at(places: Places) -> list[torch.Tensor]:
     """The buffers that are there now: a module may have put others in their place."""
-    return [buffer for module, name in places if (buffer := module._buffers[name]) is not None]
+    return [buffer for module, name in places if (buffer := buffers_of(module)[name]) is not None]
 
 
 def item_of(tensor: torch.Tensor) -> BucketItem[torch.dtype]:
@@ -49,7 +50,7 @@ def buffer_buckets(
     most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in items)])
     if rule == "chief":
         return fill(items, most, "first", first)
-    buckets = fill(items, most, "mean", first)
+    buckets = fill(items, most, "latest", first)
     broken = [bucket.dtype.is_floating_point or bucket.dtype.is_complex for bucket in buckets]
     return [b if kept else replace(b, rule="max") for b, kept in zip(buckets, broken, strict=True)]
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+
+from argosy.torch_private import NormBase
 
 # These agree on their statistics by themselves.
 _ALIKE = (nn.SyncBatchNorm,)
@@ -28,7 +29,7 @@ def keeps_statistics(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 def _has_statistics(part: nn.Module) -> bool:
-    return isinstance(part, _NormBase) and not isinstance(part, _ALIKE) and part.running_mean is not None
+    return isinstance(part, NormBase) and not isinstance(part, _ALIKE) and part.running_mean is not None
 
 
 def _models() -> Iterator[nn.Module]:

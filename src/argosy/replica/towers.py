@@ -17,9 +17,17 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from argosy.errors import ConfigError
+from argosy.torch_private import (
+    TreeSpec,
+    buffers_of,
+    copy_for_device,
+    modules_of,
+    parameters_of,
+    tree_flatten,
+    tree_unflatten,
+)
 
 T = TypeVar("T")
 
@@ -265,12 +273,13 @@ def _tower_of(
 
     replicas: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
-        replica = module._replicate_for_data_parallel()
-        replica._parameters = {n: None if p is None else here(p) for n, p in module._parameters.items()}
-        replica._buffers = {
-            n: None if b is None else b.detach().to(device, copy=True) for n, b in module._buffers.items()
-        }
+        replica = copy_for_device(module)
+        mine = {n: None if p is None else here(p) for n, p in parameters_of(module).items()}
+        parameters_of(replica).update(mine)  # type: ignore[arg-type]  # tensors, as those of DataParallel are
+        for name, buffer in buffers_of(module).items():
+            buffers_of(replica)[name] = None if buffer is None else buffer.detach().to(device, copy=True)
         replicas[module] = replica
     for module, replica in replicas.items():
-        replica._modules = {n: None if m is None else replicas[m] for n, m in module._modules.items()}
+        children = {n: None if m is None else replicas[m] for n, m in modules_of(module).items()}
+        modules_of(replica).update(children)
     return replicas[model], [here(parameter) for parameter in trained]

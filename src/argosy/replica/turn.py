@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import torch
 
+from argosy.torch_private import foreach_mul_
+
 
 class Turn(NamedTuple):
     """What a replica gives to a step: the sum of `passes` gradients, of a loss times 1 / `unscale`."""
@@ -40,7 +42,7 @@ def gradients_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def scale(parameters: Iterable[torch.Tensor], factor: float) -> None:
     """Multiply their gradients in place."""
     if factor != 1.0 and (gradients := gradients_of(parameters)):
-        torch._foreach_mul_(gradients, factor)
+        foreach_mul_(gradients, factor)
 
 
 def clip(parameters: Iterable[torch.Tensor], most: float | None) -> None:

@@ -10,16 +10,16 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from argosy.errors import ConfigError, JobFailed, TaskLost
 from argosy.ring.host_ranks import RanksByHost
 from argosy.ring.reduction import Operation
+from argosy.torch_private import gloo_options
 
 _REDUCE: dict[Operation, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -57,14 +57,10 @@ def address_towards(host: str) -> str:
 
 def gloo_groups(store: Store, company: RanksByHost, towards: str, timeout: float) -> list[Any]:
     """Two groups of the leaders: for tensors, and for what is noted beside them. Made by each leader."""
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=timeout)
     named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     make = dist.ProcessGroupGloo.create_device
-    options._devices = [make(interface=name) for name in named]
-    if not named:
-        options._devices = [make(hostname=address_towards(towards))]
-    options._threads = 2
+    devices = [make(interface=name) for name in named] or [make(hostname=address_towards(towards))]
+    options = gloo_options(timeout, devices, threads=2)
     host = company.hosts.index(company.mine)
     return [
         dist.ProcessGroupGloo(PrefixStore(name, store), host, len(company.hosts), options)

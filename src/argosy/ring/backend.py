@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from argosy.cluster.settings import read_bool, variable
 from argosy.errors import ConfigError
@@ -344,5 +344,5 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> RingProces
 
 def register() -> None:
     """Make the name known to torch.distributed; more than once does no harm."""
-    if NAME.upper() not in dist.Backend._plugins:
+    if not dist.is_backend_available(NAME):
         dist.Backend.register_backend(NAME, create, devices=["cpu"])

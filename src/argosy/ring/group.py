@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from argosy.errors import JobFailed
 from argosy.events import say

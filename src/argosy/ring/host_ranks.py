@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.errors import ConfigError, TaskLost, WaitTimeout

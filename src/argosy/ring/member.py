@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from argosy.errors import UNDECODABLE, JobFailed
 from argosy.events import say

@@ -10,7 +10,7 @@ import socket
 import time
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from argosy.cluster.launcher import raise_failure_elsewhere

@@ -18,6 +18,7 @@ from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
 from argosy.ring.buckets import Bucket, Rule
 from argosy.ring.host_ranks import HostMemory, RanksByHost
 from argosy.ring.notes import (
+    ABSENT,
     DENSE,
     HEAD,
     RoundOutcome,
@@ -34,7 +35,8 @@ from argosy.ring.schedule import slices
 
 _PAGE = 4096
 # How the ranks' parts become one: what a mean is made of is a sum.
-_AMONG: dict[Rule, Operation] = {"mean": "sum", "first": "sum", "max": "max"}
+_AMONG: dict[Rule, Operation] = {"mean": "sum", "latest": "sum", "first": "sum", "max": "max"}
+_MEANS = frozenset({"mean", "latest"})
 
 
 def room(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
@@ -228,25 +230,30 @@ class Rounds:
         number = self._reduced
         bucket = self.buckets[number]
         present = self._board.present(self._base + number + 1)
-        itemsize = bucket.nbytes // max(1, bucket.count)
-        left, right = slices(bucket.count, len(present), itemsize)[present.index(self._board.rank)]
-        if bucket.rule == "first":
-            givers = present[:1] if self._on_first_host else []
-        else:
-            givers = self._givers(present)
+        left, right = slices(bucket.count, len(present), bucket.dtype.itemsize)[
+            present.index(self._board.rank)
+        ]
+        givers = self._givers(number, present)
         if left < right:
             out = self._results[number][left:right]
             parts = [self._inputs[number][rank][left:right] for rank in givers]
             if parts:
-                mean = bucket.rule == "mean" and not self._several
+                mean = bucket.rule in _MEANS and not self._several
                 combine(out, parts, "mean" if mean else _AMONG[bucket.rule], len(parts))
             else:
                 out.fill_(nothing(bucket.rule, out.dtype))
         self._reduced += 1
         self._board.post(REDUCED)
 
-    def _givers(self, present: Sequence[int]) -> list[int]:
-        return [rank for rank in present if self._notes[self._row(rank)] == Says.GIVES]
+    def _givers(self, bucket: int, present: Sequence[int]) -> list[int]:
+        """Whose parts a bucket's result is made of."""
+        rule = self.buckets[bucket].rule
+        if rule == "mean":
+            return [rank for rank in present if self._notes[self._row(rank)] == Says.GIVES]
+        if rule == "first":
+            return list(present[:1]) if self._on_first_host else []
+        place = HEAD + self._stretches[bucket][0]
+        return [rank for rank in present if self._notes[self._row(rank) + place] != ABSENT]
 
     def _rows(self, present: Sequence[int]) -> list[bytes]:
         return [bytes(self._notes[self._row(rank) :][: self._width]) for rank in present]
@@ -286,6 +293,10 @@ class Rounds:
         for rank, row in zip(self._ranks, rows, strict=True):
             says[rank], marks[rank] = read_head(row)
         pieces = [to_number(kind) for kind in self._kinds(rows)]
+        for bucket, (begin, end) in zip(self.buckets, self._stretches, strict=True):
+            if bucket.rule == "latest":  # of these the number counts
+                brought = [row for row in rows if row[HEAD + begin] != ABSENT]
+                pieces[begin:end] = [len(brought) * to_number(DENSE)] * (end - begin)
         agreed = self._agreed[self._round % 2]
         agreed.copy_(torch.tensor([*says, *marks, *pieces], dtype=torch.int64))
         self._agreeing = leaders.begin_noting(agreed)
@@ -304,8 +315,12 @@ class Rounds:
         if number == 0:
             self._agreeing()
         self._under_way[number]()
-        givers = int((self._agreed[self._round % 2][: self._world] == Says.GIVES).sum())
-        if self.buckets[number].rule == "mean" and givers:
+        agreed = self._agreed[self._round % 2]
+        if self.buckets[number].rule == "latest":
+            givers = int(agreed[2 * self._world + self._stretches[number][0]]) // to_number(DENSE)
+        else:
+            givers = int((agreed[: self._world] == Says.GIVES).sum())
+        if self.buckets[number].rule in _MEANS and givers:
             combine(self._results[number], [self._results[number]], "mean", givers)
 
     def fail(self, reason: str) -> None:

@@ -11,17 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
-from torch._C import _distributed_c10d
 from torch.futures import Future
 
 from argosy.errors import ArgosyError
 from argosy.ring.call_check import Disagreement
 from argosy.ring.work import RingWork
-
-_work_of: Callable[[Any], Any] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
-# In this mode tensors can be written to, whichever mode they were made in. The public way takes 3 us longer.
-_writing: Callable[[bool], Any] = getattr(torch._C, "_InferenceMode")  # noqa: B009
+from argosy.torch_private import inference_mode, work_of_future
 
 
 class Told(Protocol):
@@ -51,7 +46,7 @@ class Runner:
         self._broken: Exception | None = None
         done: Any = Future()
         done.set_result([])
-        self._done = _work_of(done)  # of everything that was done when the call came back
+        self._done = work_of_future(done)  # of everything that was done when the call came back
         self._lock = threading.Lock()
 
     def run(self, name: str, work: Callable[[], None], result: Any, opts: Any) -> Any:
@@ -77,7 +72,7 @@ class Runner:
             return self._broken.with_traceback(None)
         self._before = self._told.turns
         try:
-            with _writing(True):
+            with inference_mode(True):  # tensors can be written to, whichever mode they were made in
                 work()
         except BaseException as error:
             return error

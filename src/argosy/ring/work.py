@@ -16,6 +16,7 @@ import torch
 from torch import distributed as dist
 
 from argosy.errors import WaitTimeout
+from argosy.torch_private import Future
 
 
 class Modes(NamedTuple):
@@ -63,7 +64,7 @@ class RingWork(dist.Work):
         self.name = name
         self._others = others
         self._lock = lock
-        self._future: Any = torch._C.Future([])  # what torch.futures.Future wraps in Python
+        self._future: Any = Future([])
 
     # --- the group's side ---------------------------------------------------------------------------------
     def finish(self, result: Any, error: BaseException | None) -> None:

@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from argosy.torch_private import fused_adagrad_, fused_adam_, fused_adamw_, fused_sgd_
+
 Values: TypeAlias = Mapping[str, Any]
 
 
@@ -95,7 +97,7 @@ def _adam_slots(values: Values) -> dict[str, float]:
 def _adam_with(kernel: Any) -> Bind:
     def bind(runs: Sequence[Stretch], values: Values) -> Update:
         call = partial(
-            torch._fused_adamw_ if values.get("decoupled_weight_decay", False) else kernel,
+            fused_adamw_ if values.get("decoupled_weight_decay", False) else kernel,
             lr=values["lr"],
             beta1=values["betas"][0],
             beta2=values["betas"][1],
@@ -120,7 +122,7 @@ def _adam_with(kernel: Any) -> Bind:
 
 def _sgd(runs: Sequence[Stretch], values: Values) -> Update:
     call = partial(
-        torch._fused_sgd_,
+        fused_sgd_,
         weight_decay=values["weight_decay"],
         momentum=values["momentum"],
         lr=values["lr"],
@@ -155,7 +157,7 @@ def _adagrad(runs: Sequence[Stretch], values: Values) -> Update:
     def update(gradients: list[torch.Tensor]) -> None:
         for run in runs:
             run.count()
-        torch._fused_adagrad_(
+        fused_adagrad_(
             parameters,
             gradients,
             sums,
@@ -207,8 +209,8 @@ def _rmsprop(runs: Sequence[Stretch], values: Values) -> Update:
 
 _ADAM = frozenset({"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"})
 RULES: dict[str, Rule] = {
-    "Adam": Rule(_ADAM, _adam_slots, _adam_with(torch._fused_adam_)),
-    "AdamW": Rule(_ADAM, _adam_slots, _adam_with(torch._fused_adamw_)),
+    "Adam": Rule(_ADAM, _adam_slots, _adam_with(fused_adam_)),
+    "AdamW": Rule(_ADAM, _adam_slots, _adam_with(fused_adamw_)),
     "SGD": Rule(
         frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"}),
         lambda values: {"momentum_buffer": 0.0} if values["momentum"] else {},

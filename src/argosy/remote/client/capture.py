@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from argosy.events import say
 from argosy.remote.client.cluster_client import Client
 from argosy.remote.client.connections import Answer
 from argosy.remote.client.device_scope import current_client
 from argosy.remote.client.dispatch import RemoteTensor, wrap
-from argosy.remote.client.gradient_tracking import Gradients, Rehearsal
+from argosy.remote.client.gradient_tracking import Gradients, Rehearsal, Used
 from argosy.remote.client.handle import Device, Handle, Memory, Meta
 from argosy.remote.client.outbox import Post
 from argosy.remote.client.recording import Feed, LocalCall, LocalTape, NotRepeatable, Recording, tensors_in
 from argosy.remote.operations.instructions import ALIAS, RECORD, REPLAY, UNRECORD
 from argosy.remote.transport.tensor_codec import pack
+from argosy.torch_private import tree_flatten, tree_unflatten
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +54,8 @@ class Captured(Generic[P, R]):
         self._function = function
         self._client = client
         self._plans: dict[Any, deque[_Plan]] = {}
-        self._known: dict[Any, list[Any]] = {}  # tensors that the last call which was not replayed has used
+        # What calls that were not replayed have used beside their arguments: tensors that may have gradients.
+        self._known: dict[int, weakref.ref[Any]] = {}
         self._in_vain = 0  # recordings since the last replay
         self._said = False
         self.__doc__ = function.__doc__
@@ -65,7 +67,7 @@ class Captured(Generic[P, R]):
         if plans is None:
             if len(self._plans) < _MANY:
                 self._plans[key] = deque(maxlen=_VARIANTS)
-            return self._rehearse(key, args, kwargs)  # what happens only the first time happens here
+            return self._rehearse(leaves, args, kwargs)  # what happens only the first time happens here
         for plan in plans:
             if plan.hopeless:
                 return self._function(*args, **kwargs)
@@ -73,11 +75,11 @@ class Captured(Generic[P, R]):
                 self._in_vain = 0
                 return plan.replay(leaves)  # type: ignore[no-any-return]
         self._in_vain += 1
-        plan, returned = self._record(key, leaves, args, kwargs)
+        plan, returned = self._record(leaves, args, kwargs)
         plans.append(plan)
         return returned
 
-    def _rehearse(self, key: Any, args: Any, kwargs: Any) -> R:
+    def _rehearse(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> R:
         """A call as it is; if nobody else does so, note which tensors may have gradients."""
         client = self._client or current_client()
         if client.observer is not None:
@@ -87,17 +89,30 @@ class Captured(Generic[P, R]):
             return self._function(*args, **kwargs)
         finally:
             client.observer = None
-            self._known[key] = [*rehearsal.leaves.values()]
+            self._note(rehearsal.leaves.values(), leaves)
 
-    def _record(self, key: Any, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
+    def _note(self, used: Iterable[Any], arguments: Sequence[Any]) -> None:
+        """What a call has used; recordings that do not know of a gradient hold only while there is none."""
+        self._known = {number: each for number, each in self._known.items() if each() is not None}
+        given = {id(each) for each in arguments}
+        for each in used:
+            if id(each) not in given and id(each) not in self._known:
+                self._known[id(each)] = weakref.ref(each)
+                for plans in self._plans.values():
+                    for plan in plans:
+                        plan.note_unknown(each)
+
+    def _record(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
         client = self._client or current_client()
         tapes = client.start_tapes()
-        recording = Recording(client, self._known.pop(key, ()))
+        known = [each for reference in self._known.values() if (each := reference()) is not None]
+        recording = Recording(client, [*known, *(each for each in leaves if isinstance(each, RemoteTensor))])
+        del known
         try:
             return self._recorded(client, tapes, recording, leaves, args, kwargs)
         finally:
             client.end_recording()
-            self._known[key] = recording.watch.leaves()
+            self._note(recording.watch.leaves(), leaves)
 
     def _recorded(
         self,
@@ -162,6 +177,10 @@ class _Plan:
         """
         guards = self._recording.guards
         return self._gradients.are_as_they_were(leaves) and all(t.item() == value for t, value in guards)
+
+    def note_unknown(self, leaf: Any) -> None:
+        """Another call has used this tensor: whether this one clears its gradient is not known."""
+        self._gradients.used.append(Used(leaf, -1, None))
 
     def build(self, tapes: Mapping[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
         """Turn what was sent into plans, and tell the tasks."""

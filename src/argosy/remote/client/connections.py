@@ -24,6 +24,7 @@ from argosy.events import say
 from argosy.protocol.header import Header
 from argosy.protocol.remote_work import Work
 from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, Inlet, Lane, connect
+from argosy.torch_private import without_dispatch
 from argosy.wire.message import Message
 from argosy.wire.zmq_channel import ZmqChannel
 
@@ -107,7 +108,7 @@ class Link:
         if lane is None:
             self.send(task, work, frames)
         elif task not in self._lost and not self._closing:
-            with torch._C._DisableTorchDispatch():
+            with without_dispatch():
                 lane.send(work, frames)
 
     def send(self, task: str, header: Header, frames: Sequence[torch.Tensor] = ()) -> None:
@@ -160,7 +161,7 @@ class Link:
     def _hear(self, task: str, inlet: Inlet) -> None:
         """Take what has come by the short way."""
         try:
-            with torch._C._DisableTorchDispatch():
+            with without_dispatch():
                 for message in inlet.take():
                     self.on_message(task, message)
             return
@@ -176,7 +177,7 @@ class Link:
         """Take what has come, and notice what is lost. Under the lock."""
         while True:
             try:
-                with torch._C._DisableTorchDispatch():  # we may be in a thread with a scope
+                with without_dispatch():  # we may be in a thread with a scope
                     message = channel.receive(0)
             except WireError as error:
                 say(f"from {task}, thrown away: {error}")

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from argosy.errors import ConfigError
 from argosy.remote.client.cluster_client import Client
 from argosy.remote.client.device_name import DeviceName
 from argosy.remote.client.dispatch import dispatch, scope
+from argosy.torch_private import TorchDispatchMode
 
 # Clients that are open, the last one last. A scope belongs to the last, unless it is told another.
 open_clients: list[Client] = []

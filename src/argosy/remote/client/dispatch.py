@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _current_autograd_node
-from torch._C._autograd import _get_sequence_nr
 
 from argosy.remote.client import call_sites as sites
 from argosy.remote.client.device_name import DeviceName
@@ -21,6 +19,18 @@ from argosy.remote.client.handle import Device, Handle, Memory, meta_of
 from argosy.remote.client.outbox import LARGE
 from argosy.remote.client.shape_inference import Output, Recipe, Unsupported, floats_matter, infer, learn
 from argosy.remote.client.transfer import Placer
+from argosy.torch_private import (
+    LOCAL_SCALAR,
+    current_node,
+    make_wrapper,
+    next_sequence_number,
+    no_torch_function,
+    schema_of,
+    sequence_number,
+    set_conj,
+    set_neg,
+    without_dispatch,
+)
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
@@ -30,8 +40,7 @@ _CPU = torch.device("cpu")
 # Of so many forward operations it is remembered where they ran; few graphs have more.
 _FORWARD = 20_000
 is_grad_enabled = torch.is_grad_enabled
-_wrap = torch.Tensor._make_wrapper_subclass
-_SCALARS = (aten := torch.ops.aten)._local_scalar_dense.default, aten.item.default
+_SCALARS = LOCAL_SCALAR, torch.ops.aten.item.default
 
 
 class _Scope(threading.local):
@@ -53,7 +62,7 @@ class RemoteTensor(torch.Tensor):
     """
 
     handle: Handle
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -74,7 +83,7 @@ class RemoteTensor(torch.Tensor):
 def wrap(handle: Handle) -> RemoteTensor:
     """A tensor for a handle."""
     meta = handle.meta
-    tensor: RemoteTensor = _wrap(
+    tensor: RemoteTensor = make_wrapper(
         RemoteTensor,
         meta.shape,
         strides=meta.stride,
@@ -83,9 +92,9 @@ def wrap(handle: Handle) -> RemoteTensor:
         device=_CPU,
     )
     if meta.bits[0]:
-        torch._C._set_conj(tensor, True)
+        set_conj(tensor, True)
     if meta.bits[1]:
-        torch._C._set_neg(tensor, True)
+        set_neg(tensor, True)
     tensor.handle = handle
     return tensor
 
@@ -230,7 +239,7 @@ def _issue(
     if post.lost:
         post.check()
     if (meta := recipe.first) is not None:
-        tensor = _wrap(RemoteTensor, meta.shape, strides=meta.stride, dtype=meta.dtype, device=_CPU)
+        tensor = make_wrapper(RemoteTensor, meta.shape, strides=meta.stride, dtype=meta.dtype, device=_CPU)
         tensor.handle = Handle(first, meta, device, Memory())
         if observer is not None:
             observer.note_made(tensor)
@@ -289,7 +298,7 @@ def _reshape(
     """An operation such as `t_` changes the shape of a tensor that is there: this end of it must follow."""
     if torch.Tag.inplace_view not in recipe.func.tags:
         raise Unsupported(f"{recipe.name}: a remote tensor cannot be given another size in place")
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         recipe.func(*args, **(kwargs or {}))
     tensor, bits = tensors[0], tensors[0].handle.meta.bits
     tensor.handle.meta = meta_of(tuple(tensor.shape), tensor.stride(), tensor.dtype, bits)
@@ -305,10 +314,10 @@ def _choose(
         return tensors[recipe.stays[0]].handle.device
     if recipe.is_view or recipe.alias:
         return first
-    node = _current_autograd_node() if wanted is not None or scope.forward else None
+    node = current_node() if wanted is not None or scope.forward else None
     if node is not None:
         # A gradient runs on the device of its forward operation, wherever backward() was called.
-        wanted = (scope.forward or {}).get(node._sequence_nr())
+        wanted = (scope.forward or {}).get(sequence_number(node))
     if wanted is not None:
         return wanted
     return first if together else Placer.heaviest(tensors)
@@ -322,16 +331,16 @@ def _remember(chosen: Device) -> None:
     if len(forward) > _FORWARD:  # those of long ago have had their backward pass
         for number in list(forward)[: _FORWARD // 2]:
             del forward[number]
-    forward.setdefault(_get_sequence_nr() - 1, chosen)
+    forward.setdefault(next_sequence_number() - 1, chosen)
 
 
 # --- what happens seldom ----------------------------------------------------------------------------------
 def _uncommon(func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: _Signature) -> Any:
     """Ordinary tensors among the arguments, a generator, or no tensors at all."""
     wanted = scope.device
-    node = _current_autograd_node() if wanted is not None else None
+    node = current_node() if wanted is not None else None
     if node is not None:
-        wanted = (scope.forward or {}).get(node._sequence_nr(), wanted if signature.tensors else None)
+        wanted = (scope.forward or {}).get(sequence_number(node), wanted if signature.tensors else None)
     remote = signature.tensors[0].handle.device if signature.tensors else wanted
     if remote is None:
         return func(*args, **kwargs)
@@ -364,7 +373,7 @@ def _probe(
             made.append(output.constant)
         else:
             made.append(_new(output, device, tensors, first + number, True, joint))
-    returns = recipe.func._schema.returns
+    returns = schema_of(recipe.func).returns
     if len(returns) == 1 and not str(returns[0].type).startswith("List"):
         return made[0]
     return made if len(returns) == 1 else tuple(made)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from argosy.remote.client.handle import Handle
+from argosy.torch_private import is_view
 
 if TYPE_CHECKING:
     from argosy.remote.client.recording import Recording
@@ -80,9 +81,9 @@ class GradientWatch:
                 continue
             place, after, filled = places.get(id(leaf), -1), leaf.grad, id(leaf) in self._filled
             if before is not None and before in recording.externals:
-                found.used.append(_Used(leaf, place, recording.externals[before]))
-            elif filled and before is None:
-                found.used.append(_Used(leaf, place, None))
+                found.used.append(Used(leaf, place, recording.externals[before]))
+            elif before is None and (filled or after is None):  # one that was there it might have cleared
+                found.used.append(Used(leaf, place, None))
             if filled or _number(after) != before:
                 found.left.append(_Left(leaf, place, after, returned.get(id(after), -1)))
         return found
@@ -90,13 +91,13 @@ class GradientWatch:
 
 def is_leaf(tensor: Any) -> bool:
     """Whether it may have a gradient of its own, and lies on a device. Of a view torch may refuse to say."""
-    if not tensor.requires_grad or tensor._is_view():
+    if not tensor.requires_grad or is_view(tensor):
         return False
     return bool(tensor.is_leaf and hasattr(tensor, "handle"))
 
 
 @dataclass(frozen=True)
-class _Used:
+class Used:
     """A tensor whose `.grad` was there, or was not, and mattered. `place`: of an argument, which."""
 
     leaf: Any
@@ -118,7 +119,7 @@ class _Left:
 class Gradients:
     """What a recorded step did with gradients."""
 
-    used: list[_Used]
+    used: list[Used]
     left: list[_Left]
 
     def are_as_they_were(self, leaves: Sequence[Any]) -> bool:

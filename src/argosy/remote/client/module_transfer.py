@@ -14,6 +14,7 @@ from argosy.errors import ConfigError
 from argosy.remote.client.device_name import DeviceName
 from argosy.remote.client.dispatch import RemoteTensor, scope, wrap
 from argosy.remote.client.handle import Device
+from argosy.torch_private import buffers_of, parameters_of
 
 T = TypeVar("T")
 
@@ -203,9 +204,9 @@ def _place_module(module: torch.nn.Module, device: Device) -> None:
         try:
             torch.utils.swap_tensors(parameter, moved)
         except RuntimeError:  # somebody has a weak reference to it: then it is another object
-            module._parameters[name] = moved
+            parameters_of(module)[name] = moved
     for name, buffer in module.named_buffers(recurse=False):
-        module._buffers[name] = on_device(buffer, device)
+        buffers_of(module)[name] = on_device(buffer, device)
 
 
 def fetch(what: T) -> T:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.remote.client.gradient_tracking import GradientWatch
 from argosy.remote.client.handle import Device, Handle, Memory
 from argosy.remote.operations import instructions as codes
+from argosy.torch_private import LOCAL_SCALAR, TorchDispatchMode, schema_of
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # References to a handle that only the recording holds: its own, and that of the call that counts.
 _OURS = 2
-_ITEM = torch.ops.aten._local_scalar_dense.default
 
 
 class NotRepeatable(Exception):
@@ -117,7 +116,7 @@ class Recording:
         """An operation on ordinary tensors."""
         if func.namespace == "profiler":
             return
-        if func is _ITEM:
+        if func is LOCAL_SCALAR:
             if id(args[0]) in self._written_here:
                 self.trouble = (
                     "it reads a number that changes at every step (an optimizer's count? use fused=True)"
@@ -135,7 +134,7 @@ class Recording:
         for event in reversed(self.sequence):
             if isinstance(event, Feed):
                 needed.add(id(event.tensor))
-            elif event.func._schema.is_mutable or any(
+            elif schema_of(event.func).is_mutable or any(
                 id(each) in needed for each in tensors_in(event.returned)
             ):
                 needed.update(id(each) for each in tensors_in((event.args, event.kwargs)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from argosy.remote.operations.instructions import SEED
+from argosy.torch_private import without_dispatch
 from argosy.wire.tensor_bytes import bytes_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Seeds:
 
     def follow(self, device: Device) -> None:
         """Before a random operation on a device."""
-        with torch._C._DisableTorchDispatch():
+        with without_dispatch():
             self._follow(device, torch.default_generator)
 
     def _follow(self, device: Device, generator: torch.Generator) -> None:

@@ -18,6 +18,15 @@ from argosy.remote.operations.instructions import Result
 from argosy.remote.operations.kernel import flatten
 from argosy.remote.operations.mutation import is_joint, written
 from argosy.remote.transport.tensor_codec import dtype_name, dtype_of
+from argosy.torch_private import (
+    KERNEL_DEPENDENT,
+    has_kernel,
+    schema_of,
+    set_conj,
+    set_neg,
+    storage_key,
+    without_dispatch,
+)
 
 aten = torch.ops.aten
 
@@ -26,16 +35,11 @@ _ASK_THE_TASK = {aten.equal.default, aten.is_nonzero.default}
 # What these return depends on the kernels that the task has, and the meta kernels do not know it: the task
 # is asked the first time, and for every signature only then.
 _LEARN = {
-    aten._fused_sdp_choice.default,
+    *KERNEL_DEPENDENT,
     aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._batch_norm_with_update.default,
     aten.native_layer_norm.default,
     aten.native_group_norm.default,
     aten.mkldnn_rnn_layer.default,
-    aten._embedding_bag.default,
-    aten._embedding_bag_forward_only.default,
 }
 # Shapes that depend on the floats among the arguments: here they belong to the signature.
 _FLOATS_MATTER = ("arange", "range", "linspace", "logspace", "upsample", "grid", "fractional", "interpolate")
@@ -143,7 +147,6 @@ def infer(
     recipe.inputs, recipe.floats = len(tensors), floats
     if recipe.alias:
         return recipe
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
         # Seen only in inference mode; elsewhere torch has taken it apart before it comes here.
         recipe.decompose = True
@@ -165,22 +168,32 @@ def infer(
         return _as_strided(recipe, args, tensors)
     try:
         # Nobody watches: what meta tensors go through is no part of a program that is being recorded.
-        with warnings.catch_warnings(), torch._C._DisableTorchDispatch():
+        with warnings.catch_warnings(), without_dispatch():
             warnings.simplefilter("ignore")
             returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
     except Exception:
-        if not func._schema.returns:  # it only writes, as fused optimizers do: there is nothing to infer
+        if not schema_of(func).returns:  # it only writes, as fused optimizers do: there is nothing to infer
             recipe.outputs = [Output()]
             return recipe
         # Not known without values, or a mistake of the user's: the task's own kernel has the last word.
         recipe.probe = True
         return recipe
+    returned = _asked_for(func, args, kwargs, returned)
     _note_outputs(recipe, returned, [metas[id(each)] for each in order])
     recipe.reshapes = any(
         metas[id(each)].shape != each.shape or metas[id(each)].stride() != each.stride()
         for each in (order[i] for i in recipe.mutates)
     )
     return recipe
+
+
+def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Any) -> Any:
+    """A backward operation makes the gradients that its mask asks for; on meta tensors it may make all."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "output_mask" not in names:
+        return returned
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return tuple(each if asked else None for each, asked in zip(returned, given["output_mask"], strict=True))
 
 
 def _note_outputs(recipe: Recipe, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
@@ -216,9 +229,9 @@ def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> Output:
     if value.layout is not torch.strided or value.is_quantized:
         raise Unsupported(f"{name}: remote devices know no {value.layout} {value.dtype} tensors")
     meta = meta_of(tuple(value.shape), value.stride(), value.dtype, (value.is_conj(), value.is_neg()))
-    memory = value.untyped_storage()._cdata
+    memory = storage_key(value.untyped_storage())
     for position, each in enumerate(inputs):
-        if each.untyped_storage()._cdata == memory:
+        if storage_key(each.untyped_storage()) == memory:
             return Output(meta, position, int(value.storage_offset()))
     return Output(meta)
 
@@ -237,9 +250,9 @@ def _as_strided(recipe: Recipe, args: Sequence[Any], tensors: Sequence[Any]) -> 
 def _meta_tensor(meta: Meta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
     if meta.bits[0]:
-        torch._C._set_conj(tensor, True)
+        set_conj(tensor, True)
     if meta.bits[1]:
-        torch._C._set_neg(tensor, True)
+        set_neg(tensor, True)
     return tensor
 
 

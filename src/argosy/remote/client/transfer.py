@@ -13,7 +13,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _current_autograd_node
 
 from argosy.events import say
 from argosy.remote.client import call_sites as sites
@@ -22,6 +21,7 @@ from argosy.remote.client.recording import tensors_in
 from argosy.remote.operations.instructions import EXPECT, PUT, SEND
 from argosy.remote.operations.mutation import written
 from argosy.remote.transport.tensor_codec import dense_strides, pack
+from argosy.torch_private import current_node, schema_of, version_of
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
@@ -134,10 +134,10 @@ class Placer:
 
     def _sent_before(self, tensor: torch.Tensor, device: Device) -> Handle | None:
         """In a backward pass, what the forward pass has sent: autograd would not let it have changed."""
-        if _current_autograd_node() is None:
+        if current_node() is None:
             return None
         found = self._sent.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != tensor._version:
+        if found is None or found[0]() is not tensor or found[1] != version_of(tensor):
             return None
         handle = found[2].get(device)
         recording = self._client.recording
@@ -146,12 +146,12 @@ class Placer:
     def _note_sent(self, tensor: torch.Tensor, device: Device, handle: Handle) -> Handle:
         key, sent = id(tensor), self._sent
         found = sent.get(key)
-        if found is not None and found[0]() is tensor and found[1] == tensor._version:
+        if found is not None and found[0]() is tensor and found[1] == version_of(tensor):
             found[2][device] = handle
         elif tensor.requires_grad or torch.is_grad_enabled():
             sent[key] = (
                 weakref.ref(tensor, lambda _: sent.pop(key, None)),
-                tensor._version,
+                version_of(tensor),
                 {device: handle},
             )
         return handle
@@ -208,14 +208,14 @@ class Placer:
         """Views share memory with what they are views of, and so do not travel."""
         if signature.tensors or not signature.ordinary or func is torch.ops.aten.lift_fresh.default:
             return False
-        return any(each.alias_info is not None for each in func._schema.returns)
+        return any(each.alias_info is not None for each in schema_of(func).returns)
 
     def _factory(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: Device) -> Any:
         """An operation that makes a tensor out of nothing."""
         from argosy.remote.client.dispatch import _issue, _Signature
         from argosy.remote.client.shape_inference import infer
 
-        names = [argument.name for argument in func._schema.arguments]
+        names = [argument.name for argument in schema_of(func).arguments]
         if "device" not in names:
             return func(*args, **kwargs)
         if _called_by(_LAZY):
@@ -287,7 +287,7 @@ class Placer:
             if isinstance(returned, list | tuple) and len(returned) == len(positions):
                 for position, each in zip(positions, returned, strict=True):
                     made[position] = each
-        return made if func._schema.returns else None
+        return made if schema_of(func).returns else None
 
 
 def _called_by(file: str) -> bool:

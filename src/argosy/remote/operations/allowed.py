@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from argosy.errors import WireError
+from argosy.torch_private import OpOverload
 
 ALLOWED = frozenset(files("argosy.remote.operations").joinpath("allowed_operations.txt").read_text().split())
 
@@ -23,6 +24,6 @@ def find_operation(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     found = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, OpOverload):
         raise WireError(f"operation: this task's PyTorch {torch.__version__} has no {name!r:.80}")
     return found

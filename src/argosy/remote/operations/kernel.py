@@ -15,6 +15,7 @@ from argosy.remote.operations.instructions import ArgumentReader, FloatHole, Hol
 from argosy.remote.operations.mutation import is_joint, written
 from argosy.remote.operations.preconditions import Check, precondition_of
 from argosy.remote.transport.tensor_codec import dtype_name
+from argosy.torch_private import has_kernel, overload_name, schema_of
 
 # One at a time: an operation without a generator of its own draws from the process's.
 _default_generator_lock = threading.Lock()
@@ -121,7 +122,7 @@ class Compiled:
             return None
         if self.random or self._restride:
             return None
-        returns = self._operation._schema.returns
+        returns = schema_of(self._operation).returns
         is_single = self.outputs == 1 and len(returns) == 1 and str(returns[0].type) == "Tensor"
         if not is_single and any(str(each.type) != "Tensor" for each in returns) and self.outputs:
             return None
@@ -129,21 +130,21 @@ class Compiled:
         for position, number in self._float_holes:
             arguments[position] = floats[number]
         # What the operation's `__call__` calls: a quarter of the time of a small one.
-        operation, check = self._operation._op, self._precondition
+        operation, check = self._operation.op, self._precondition
         return Bare(operation, arguments, self._kwargs, self._holes, self.picks, is_single, check)
 
     def out_form(self) -> Any:
         """What writes its result to memory that it is given; None if there is no such kernel here."""
-        operation, packet = self._operation, self._operation._overloadpacket
-        is_plain = operation._overloadname == "default" and self._device.type == "cpu"
+        operation, packet = self._operation, self._operation.overloadpacket
+        is_plain = overload_name(operation) == "default" and self._device.type == "cpu"
         if not is_plain or "out" not in packet.overloads():
             return None
         found = packet.out
-        names = [argument.name for argument in operation._schema.arguments]
+        names = [argument.name for argument in schema_of(operation).arguments]
         # One that is made of the other form would only copy.
-        is_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(found.name(), "CPU")
-        takes = [argument.name for argument in found._schema.arguments]
-        return found._op if is_kernel and takes == [*names, "out"] else None
+        is_kernel = has_kernel(found.name(), "CPU")
+        takes = [argument.name for argument in schema_of(found).arguments]
+        return found.op if is_kernel and takes == [*names, "out"] else None
 
     def _draw(self, args: list[Any], kwargs: dict[str, Any], generator: torch.Generator) -> Any:
         if self._draws:
@@ -185,23 +186,23 @@ def _with_generator(operation: Any, template: Template) -> tuple[Any, bool]:
     """The operation, or its form that takes a generator, and whether it does."""
     if not template.random:
         return operation, False
-    if any(argument.name == "generator" for argument in operation._schema.arguments):
+    if any(argument.name == "generator" for argument in schema_of(operation).arguments):
         template.kwargs.pop("generator", None)
         return operation, len(template.args) <= _position(operation, "generator")
-    packet = operation._overloadpacket
-    suffix = {"default": "generator", "low": "low_generator"}.get(operation._overloadname)
+    packet = operation.overloadpacket
+    suffix = {"default": "generator", "low": "low_generator"}.get(overload_name(operation))
     if suffix is not None and suffix in packet.overloads():
         other = getattr(packet, suffix)
-        names = [argument.name for argument in other._schema.arguments if argument.name != "generator"]
-        mine = [argument.name for argument in operation._schema.arguments]
-        keyword = next(a for a in other._schema.arguments if a.name == "generator").kwarg_only
+        names = [argument.name for argument in schema_of(other).arguments if argument.name != "generator"]
+        mine = [argument.name for argument in schema_of(operation).arguments]
+        keyword = next(a for a in schema_of(other).arguments if a.name == "generator").kwarg_only
         if names == mine and keyword:
             return other, True
     return operation, False
 
 
 def _position(operation: Any, name: str) -> int:
-    return [argument.name for argument in operation._schema.arguments].index(name)
+    return [argument.name for argument in schema_of(operation).arguments].index(name)
 
 
 def _has_holes(value: Any) -> bool:

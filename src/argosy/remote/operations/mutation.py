@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from argosy.torch_private import schema_of
+
 _STATISTICS = ("running_mean", "running_var")
 # Operation -> arguments that its kernel writes to, whatever the schema says; not when `training` is False.
 UNSAID = {
@@ -39,7 +41,7 @@ class _Place:
 
 @functools.cache
 def _places(operation: Any) -> tuple[_Place, ...]:
-    schema = operation._schema
+    schema = schema_of(operation)
     said = [each.alias_info is not None and each.alias_info.is_write for each in schema.arguments]
     unsaid = UNSAID.get(schema.name, ())
     only_checks = not schema.returns and not any(said)
@@ -53,7 +55,7 @@ def _places(operation: Any) -> tuple[_Place, ...]:
 @functools.cache
 def _training(operation: Any) -> int:
     """The position of the argument `training`; -1 if there is none."""
-    names = [argument.name for argument in operation._schema.arguments]
+    names = [argument.name for argument in schema_of(operation).arguments]
     return names.index("training") if "training" in names else -1
 
 
@@ -87,4 +89,4 @@ def _only_reads(operation: Any, place: _Place, args: Sequence[Any], kwargs: dict
 @functools.cache
 def is_joint(operation: Any) -> bool:
     """Whether its results stand or fall together: torch looks at `info` afterwards, and it speaks for all."""
-    return any(each.name == "info" for each in operation._schema.returns)
+    return any(each.name == "info" for each in schema_of(operation).returns)

@@ -29,6 +29,7 @@ from argosy.remote.task.reading import readers
 from argosy.remote.task.scheduler import Graph, Group, Step, Value, prepare_thread
 from argosy.remote.task.value_exchange import Mail
 from argosy.remote.transport.tensor_codec import pack, unpack
+from argosy.torch_private import storage_key
 
 # With so many operations waiting, no more are read: what a client sends ahead lies in its messages then.
 _AHEAD = 4096
@@ -368,7 +369,7 @@ class Session:
         """REPORT"""
         self._sum_up()
         values = {id(v.tensor): v.tensor for v in self.values.values() if v.tensor is not None}
-        memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in values.values()}
+        memory = {storage_key(t.untyped_storage()): t.untyped_storage().nbytes() for t in values.values()}
         results = [dict(self.counts), len(self.values), sum(memory.values())]
         self.answer(Reply(request, results))
 

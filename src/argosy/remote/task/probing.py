@@ -11,6 +11,7 @@ from argosy.protocol.remote_work import Reply
 from argosy.remote.operations.kernel import Compiled
 from argosy.remote.task.scheduler import Group, Step, Value
 from argosy.remote.transport.tensor_codec import dtype_name
+from argosy.torch_private import storage_key
 
 if TYPE_CHECKING:
     from argosy.remote.task.client_session import Session
@@ -74,8 +75,8 @@ def _describe(output: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
         return ["v", output]
     if output.layout is not torch.strided or output.is_quantized:
         raise TypeError(f"a tensor that remote devices do not know: {output.layout}, {output.dtype}")
-    memory = output.untyped_storage()._cdata
-    shared = [n for n, each in enumerate(inputs) if each.untyped_storage()._cdata == memory]
+    memory = storage_key(output.untyped_storage())
+    shared = [n for n, each in enumerate(inputs) if storage_key(each.untyped_storage()) == memory]
     return [
         "t",
         dtype_name(output.dtype),

@@ -20,6 +20,7 @@ from argosy.remote.plan.items import Item
 from argosy.remote.task.scheduler import Group
 from argosy.remote.transport.same_host import Lane
 from argosy.remote.transport.send_buffers import Slot
+from argosy.torch_private import storage_key, storage_uses
 
 # A tensor, and the object that asks: more, and something else lies in the same memory.
 _ONE_TENSOR = 2
@@ -77,7 +78,7 @@ def moor_at_next_write(group: Group, lane: Lane, tensor: torch.Tensor) -> None:
 def _moor(group: Group, lane: Lane, tensor: torch.Tensor, pause: int) -> None:
     """Move it, unless views of it would stay behind, or the lane has no memory for it."""
     storage = tensor.untyped_storage()
-    shares = torch._C._storage_Use_Count(storage._cdata) > _ONE_TENSOR
+    shares = storage_uses(storage_key(storage)) > _ONE_TENSOR
     if shares or storage.nbytes() != tensor.nbytes or (slot := lane.home(tensor.nbytes)) is None:
         return
     home = slot.tensor(tensor.dtype, tensor.shape, tensor.stride()).copy_(tensor)

@@ -15,6 +15,7 @@ from argosy.remote.plan.items import Item
 from argosy.remote.task.resident_parameters import announce, moor_at_next_write
 from argosy.remote.task.runs import MUCH, Call, Frame, Run
 from argosy.remote.transport.tensor_codec import Shipping
+from argosy.torch_private import set_grad_enabled
 
 
 def flush(_: Frame, run: Run) -> None:
@@ -30,12 +31,12 @@ def flush_much(_: Frame, run: Run) -> None:
 
 def set_grad(_: Frame, run: Run) -> None:
     """As it was when the step was recorded."""
-    torch._C._set_grad_enabled(True)
+    set_grad_enabled(True)
 
 
 def set_no_grad(_: Frame, run: Run) -> None:
     """As it was when the step was recorded."""
-    torch._C._set_grad_enabled(False)
+    set_grad_enabled(False)
 
 
 def forgetter(dies: Sequence[int]) -> Call:

@@ -14,6 +14,7 @@ import torch
 from argosy.errors import WireError
 from argosy.protocol.frames import MAX_FRAME_BYTES
 from argosy.protocol.remote_work import Packing
+from argosy.torch_private import without_dispatch
 
 # As torch's own memory is aligned: kernels sum in another order elsewhere, and bits differ.
 _ALIGNMENT = 64
@@ -60,15 +61,11 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# Ordinary tensors only: no scope and no recording has to do with them.
-_unwatched = torch._C._DisableTorchDispatch
-
-
 def pack(tensor: torch.Tensor, copy: bool = True) -> tuple[Packing, list[torch.Tensor]]:
     """A copy of a tensor, as frames, and how to read them; without `copy`, its own memory where that can
     be.
     """
-    with _unwatched():
+    with without_dispatch():  # ordinary tensors only: no scope and no recording has to do with them
         return _pack(tensor.detach().resolve_conj().resolve_neg(), copy)
 
 
@@ -119,7 +116,7 @@ def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
             raise WireError(f"tensor: expected bytes, got {frame.dtype} for {packing}")
     if sum([frame.numel() for frame in frames]) != nbytes:
         raise WireError(f"tensor: expected {nbytes} bytes, got other frames")
-    with _unwatched():
+    with without_dispatch():
         if not nbytes:
             return torch.empty(packing.shape, dtype=dtype)
         data = frames[0] if len(frames) == 1 else torch.cat(list(frames))

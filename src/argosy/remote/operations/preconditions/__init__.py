@@ -12,10 +12,11 @@ from typing import Any
 
 from argosy.remote.operations.preconditions import images, mathematics, networks, sequences
 from argosy.remote.operations.preconditions.requirements import Check as Check
+from argosy.torch_private import schema_of
 
 CHECKS = images.CHECKS | mathematics.CHECKS | sequences.CHECKS | networks.CHECKS
 
 
 def precondition_of(operation: Any) -> Check | None:
     """To be called with an operation's arguments before it; it raises a ValueError. None: there is none."""
-    return CHECKS.get(operation._schema.name.removeprefix("aten::"))
+    return CHECKS.get(schema_of(operation).name.removeprefix("aten::"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from argosy.remote.operations.preconditions.requirements import Check, require, same_shape
+from argosy.torch_private import internal_overlap
 
 
 # --- attention and recurrent layers -----------------------------------------------------------------------
@@ -158,7 +159,7 @@ def _fused(self: Sequence[Tensor], *lists: Sequence[Tensor]) -> None:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() or (torch._debug_has_internal_overlap(tensor) == 0 and _has_no_gaps(tensor))
+    return tensor.is_contiguous() or (internal_overlap(tensor) == 0 and _has_no_gaps(tensor))
 
 
 def _has_no_gaps(tensor: Tensor) -> bool:
