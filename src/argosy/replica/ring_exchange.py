@@ -230,8 +230,15 @@ class RingExchange:
 
     def hold(self, waits: bool) -> None:
         """See `Exchange`. A pass that was averaged already counts with the others, and not on its own."""
+        if self._in_backward and self._outcome is None:  # others may have averaged a pass that this one lacks
+            self._outcome = self._round(Says.GIVES)
         self._waits = waits
         self._take_back(Says.HOLDS)
+
+    @property
+    def _in_backward(self) -> bool:
+        """Whether the others average the pass of this moment in backward, and so before they scale it."""
+        return self._overlaps and not self._waits
 
     def _take_back(self, says: Says) -> None:
         outcome, self._outcome = self._outcome, None
@@ -245,12 +252,17 @@ class RingExchange:
             return Verdict("dropped", self._step, stop=True)
         if self._grown:
             self.extend(len(self._parameters))
-        in_backward = self._outcome is not None
-        scale(self._parameters, turn.factor)
+        in_backward = self._in_backward or self._outcome is not None
+        if not in_backward:
+            scale(self._parameters, turn.factor)
         if self._outcome is None:
             self._outcome = self._round(Says.GIVES, takes=True)
+        if in_backward:
+            scale(self._parameters, turn.factor)
         clip(self._parameters, self._clip_norm)
         outcome, self._outcome = self._outcome, None
+        # The next passes are likely to be like these; but who has skipped does not know that.
+        self._waits = turn.passes > 1 and outcome.complete
         if outcome.complete:
             self._step_check.scaled(turn.factor if in_backward else 1.0)
         if not outcome.complete and not self._end_step(outcome, Says.GIVES):
@@ -299,6 +311,7 @@ class RingExchange:
             self._follow_the_others()
         elif not outcome.complete and self._end_step(outcome, Says.SKIPS):
             self._apply()  # another worker has not left it out
+        self._waits = False
         return Verdict("skipped", self._step, stop=self._stops)
 
     def _follow_the_others(self) -> None:
@@ -313,7 +326,6 @@ class RingExchange:
                     self._apply()
                 if not ended.held:
                     return
-                self._waits = True  # the others accumulate: so will this worker
         finally:
             for parameter, gradient in zip(self._parameters, own, strict=True):
                 parameter.grad = gradient
