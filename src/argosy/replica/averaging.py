@@ -52,6 +52,7 @@ class Averaging:
         on_end: Callable[[RoundOutcome], None],
         brought: Brought = NOTHING,
     ) -> None:
+        self._member = member
         self._parameters = parameters
         self._on_pass = on_pass
         self._on_end = on_end
@@ -158,7 +159,7 @@ class Averaging:
         self._gives = says == Says.GIVES
         self._brings = self._gives and not ends
         self._is_done = says == Says.IS_DONE
-        self.rounds.begin(says, mark)
+        self.rounds.begin(says, mark, self._member.take_wishes())
 
     @torch.no_grad()
     def end(self, takes: bool = True) -> RoundOutcome:

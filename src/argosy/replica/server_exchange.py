@@ -267,7 +267,7 @@ class ServerExchange:
     def give_state(self) -> None:
         if self._cut:
             self._cut = False
-            self._client.give_state(self._training.state())
+            self._client.give_state(self._training.state(), self._version)
 
     def finish(self) -> Verdict:
         self._cut = self._training.keeping is not None
@@ -323,6 +323,8 @@ class ServerExchange:
         self._packing.release()
         if self._overlap is not None:
             self._overlap.close()
+
+    abandon = release
 
 
 def say_beginning(opened: DirectoryOpened, directory: str) -> None:

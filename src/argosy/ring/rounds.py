@@ -21,8 +21,12 @@ from argosy.ring.notes import (
     ABSENT,
     DENSE,
     HEAD,
+    NO_WISHES,
+    PLAIN,
     RoundOutcome,
+    Said,
     Says,
+    Wishes,
     conclude,
     from_number,
     head,
@@ -60,8 +64,8 @@ def _items(buckets: Sequence[Bucket[torch.dtype]]) -> int:
 
 
 def _agreed_count(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
-    """The numbers that hosts agree on: what each rank says, its mark, and the kind of each piece."""
-    return 2 * sum(map(len, company.hosts)) + _items(buckets)
+    """The numbers that hosts agree on: what each rank says, wants, its mark, and the kind of each piece."""
+    return 3 * sum(map(len, company.hosts)) + _items(buckets)
 
 
 def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
@@ -144,10 +148,10 @@ class Rounds:
         return (self._round % 2 * self._board.size + rank) * self._width
 
     # --- a round ------------------------------------------------------------------------------------------
-    def begin(self, says: Says, mark: int) -> None:
+    def begin(self, says: Says, mark: int, wishes: Wishes = NO_WISHES) -> None:
         """A new round. `mark`: a number on which all must agree; the outcome names who does not."""
         self._round += 1
-        self._head = head(says, mark)
+        self._head = head(says, mark, wishes)
         self._base = self._board.posted[ENTERED]
         self._entered = self._reduced = 0
         self._under_way = []
@@ -263,9 +267,9 @@ class Rounds:
         rows = self._rows(present)
         one = rows[0]
         everyone = len(present) == self._board.size
-        if one[0] == Says.GIVES and one.endswith(self._dense) and all(row == one for row in rows):
+        if one.startswith(PLAIN) and one.endswith(self._dense) and all(row == one for row in rows):
             return RoundOutcome(len(rows), present[0], len(rows), everyone=everyone)
-        said = [(rank, *read_head(row)) for rank, row in zip(present, rows, strict=True)]
+        said = {rank: read_head(row) for rank, row in zip(present, rows, strict=True)}
         return conclude(said, self._kinds(rows), everyone)
 
     def _kinds(self, rows: Sequence[bytes]) -> list[int]:
@@ -289,23 +293,26 @@ class Rounds:
         """Begin to find out, with the other hosts, who gives what."""
         self._board.wait(ENTERED, last)
         rows = self._rows(range(self._board.size))
-        says, marks = [0] * self._world, [0] * self._world
+        says, wishes, marks = ([0] * self._world for _ in range(3))
         for rank, row in zip(self._ranks, rows, strict=True):
-            says[rank], marks[rank] = read_head(row)
+            says[rank], wishes[rank], marks[rank] = read_head(row)
         pieces = [to_number(kind) for kind in self._kinds(rows)]
         for bucket, (begin, end) in zip(self.buckets, self._stretches, strict=True):
             if bucket.rule == "latest":  # of these the number counts
                 brought = [row for row in rows if row[HEAD + begin] != ABSENT]
                 pieces[begin:end] = [len(brought) * to_number(DENSE)] * (end - begin)
         agreed = self._agreed[self._round % 2]
-        agreed.copy_(torch.tensor([*says, *marks, *pieces], dtype=torch.int64))
+        agreed.copy_(torch.tensor([*says, *wishes, *marks, *pieces], dtype=torch.int64))
         self._agreeing = leaders.begin_noting(agreed)
 
     def _read_agreed(self) -> RoundOutcome:
         numbers = self._agreed[self._round % 2].tolist()
         world = self._world
-        said = [(rank, Says(numbers[rank]), numbers[world + rank]) for rank in range(world)]
-        return conclude(said, [from_number(number) for number in numbers[2 * world :]])
+        said = {
+            rank: Said(Says(numbers[rank]), Wishes(numbers[world + rank]), numbers[2 * world + rank])
+            for rank in range(world)
+        }
+        return conclude(said, [from_number(number) for number in numbers[3 * world :]])
 
     def _fetch(self, leaders: Leaders, number: int) -> None:
         """Wait for the sum of a bucket over all hosts, and make the mean of it."""
@@ -317,7 +324,7 @@ class Rounds:
         self._under_way[number]()
         agreed = self._agreed[self._round % 2]
         if self.buckets[number].rule == "latest":
-            givers = int(agreed[2 * self._world + self._stretches[number][0]]) // to_number(DENSE)
+            givers = int(agreed[3 * self._world + self._stretches[number][0]]) // to_number(DENSE)
         else:
             givers = int((agreed[: self._world] == Says.GIVES).sum())
         if self.buckets[number].rule in _MEANS and givers:

@@ -189,7 +189,7 @@ def infer(
 
 def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Any) -> Any:
     """A backward operation makes the gradients that its mask asks for; on meta tensors it may make all."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     if "output_mask" not in names:
         return returned
     given = {**dict(zip(names, args, strict=False)), **kwargs}
