@@ -16,7 +16,7 @@ from torch import nn
 from argosy.modes import BufferRule
 from argosy.protocol.decisions import Status
 from argosy.replica.hyperparameters import take_groups
-from argosy.replica.loads import Loads
+from argosy.replica.loaded_values import Loads
 from argosy.replica.turn import Turn
 
 
@@ -129,6 +129,9 @@ class Exchange(Protocol):
 
     def release(self) -> None:
         """The parameters get memory of their own."""
+
+    def abandon(self) -> None:
+        """The training has failed: the same, without a word to anybody."""
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, nn.Parameter]]:

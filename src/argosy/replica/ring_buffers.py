@@ -16,6 +16,7 @@ from argosy.replica.ring_items import Places, buffers_at
 from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.notes import ABSENT
 from argosy.ring.rounds import Rounds
+from argosy.torch_private import foreach_copy_
 
 # By the module that a buffer is of, and its name there.
 Brought: TypeAlias = Mapping[tuple[int, str], torch.Tensor]
@@ -54,7 +55,7 @@ class RingBuffers:
                 self._put(number, last)
 
     def _keys(self) -> list[tuple[int, str]]:
-        return [(id(module), name) for module, name in self._places if module._buffers[name] is not None]
+        return [(id(module), name) for module, name in self._places if getattr(module, name) is not None]
 
     def brought(self) -> Brought:
         """A copy of what this worker has brought last, for rounds of other buckets."""
@@ -77,13 +78,13 @@ class RingBuffers:
             if brings or not self._follows[number]:
                 self._put(number, state)
             elif number in self._copies:
-                torch._foreach_copy_(self._given[number], self._copies[number])
+                foreach_copy_(self._given[number], self._copies[number])
             absent = self._follows[number] and not (counts and self._has_brought)
             self._rounds.enter([ABSENT] * len(self._given[number]) if absent else None)
 
     def _put(self, number: int, state: Sequence[torch.Tensor]) -> None:
         values = [state[piece.item - self._first] for piece in self._rounds.buckets[number].pieces]
-        torch._foreach_copy_(self._given[number], values)
+        foreach_copy_(self._given[number], values)
         if self._follows[number] and not self._rounds.keeps_given:
             self._copies[number] = [value.clone() for value in values]
 
@@ -95,10 +96,10 @@ class RingBuffers:
         for number in self._numbers:
             if self._follows[number]:
                 targets = [state[piece.item - self._first] for piece in self._rounds.buckets[number].pieces]
-                torch._foreach_copy_(targets, self._copies.get(number, self._given[number]))
+                foreach_copy_(targets, self._copies.get(number, self._given[number]))
 
     def take(self, number: int) -> None:
         """The result of a bucket, into the buffers that it is of."""
         state = buffers_at(self._places)
         targets = [state[piece.item - self._first] for piece in self._rounds.buckets[number].pieces]
-        torch._foreach_copy_(targets, self._results[number])
+        foreach_copy_(targets, self._results[number])

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from argosy.errors import JobFailed, TaskLost, WaitTimeout
+from argosy.errors import ArgosyError, JobFailed, TaskLost, WaitTimeout
 from argosy.events import say_waiting
 
 # The first line of a rank: what it posts, and the call that it makes. The second: what concerns all chunks.
@@ -192,7 +192,12 @@ class Board:
                 gone = self.has_left(missing)
                 if self._missing(kind, number, self.rank) != missing:
                     continue
-                self._check(ready)
+                failure = self._failure(ready)
+                if self._missing(kind, number, self.rank) is None:
+                    continue  # what is waited for came before that
+                if failure is not None:
+                    self._heard = True
+                    raise failure
                 if gone:
                     raise TaskLost(self.names[missing], "it has left the ring, which waits for it")
                 now = time.monotonic()
@@ -206,21 +211,21 @@ class Board:
         finally:
             words[mine + _WANTED] = 0
 
-    def _check(self, ready: Sequence[tuple[int, int]]) -> None:
+    def _failure(self, ready: Sequence[tuple[int, int]]) -> ArgosyError | None:
+        """Who has died or failed, if anybody has."""
         for descriptor, _ in ready:
             if descriptor == self._bells[self.rank]:
                 os.eventfd_read(descriptor)
                 continue
             peer = self._lives[descriptor]
             if not self.has_left(peer) and not self._words[self._lines[peer] + _FAILED]:
-                self._heard = True
-                raise TaskLost(self.names[peer], "its process has ended in the middle of the ring")
+                return TaskLost(self.names[peer], "its process has ended in the middle of the ring")
             self._poll.unregister(descriptor)  # it ended as it should: there is no more to hear of it
         for what in (_IS_CAUSE, _RELAYS):
             for peer in self._peers:
                 if self._words[self._lines[peer] + _FAILED] == what:
-                    self._heard = True
-                    raise JobFailed(self.names[peer], self.read(peer))
+                    return JobFailed(self.names[peer], self.read(peer))
+        return None
 
     def close(self) -> None:
         """Let go of bells and lives."""

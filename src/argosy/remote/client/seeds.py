@@ -15,7 +15,7 @@ import torch
 
 from argosy.remote.operations.instructions import SEED
 from argosy.torch_private import without_dispatch
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client

@@ -27,7 +27,7 @@ from argosy.remote.transport.borrowed_buffers import PeerBuffer
 from argosy.remote.transport.send_buffers import ACK, SendBuffer, SendBufferPool
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.shared_memory import Region, offsets_of
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 from argosy.wire.unix_channel import is_ours
 
 # The number of parts, the buffer (-1: the tensors follow in the socket), and whether the buffer's memory
