@@ -266,7 +266,7 @@ class ParameterServer:
             )
             self._coordinator.hear(worker, header)
             if push.last:  # the steps that follow from its leaving are made without it
-                self._carrier.buffers.forget(worker)
+                self._executor.buffers.forget(worker)
             if header.shared:
                 plain = header
                 if header.buffers or header.numbers:
