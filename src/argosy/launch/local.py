@@ -36,7 +36,7 @@ from argosy.launch.supervise import (
     Interrupted,
     Limits,
     Say,
-    Send,
+    SendSignal,
     Supervisor,
     Tell,
     Tick,
@@ -237,7 +237,7 @@ class JobRun:
                     self.screen.warn(f"argosy: {text}")
                 case Tell(failure):
                     self._tell(failure)
-                case Send(tasks, number):
+                case SendSignal(tasks, number):
                     for task in tasks:
                         self._processes[task].send(number)
 
