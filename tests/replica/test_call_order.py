@@ -86,7 +86,7 @@ def rebuilt(replica: Replica) -> None:
         (
             second_optimizer,
             served,
-            "one model, and it was distributed at test_call_order.py:",
+            "the servers train one model, and it was distributed at test_call_order.py:",
         ),
         (nested, alone, "in a session already, begun at test_call_order.py:"),
         (nested, ring, "in a session already, begun at test_call_order.py:"),

@@ -23,12 +23,11 @@ from argosy.replica.moving_averages import MovingAverages
 from argosy.replica.ring_buffers import NOTHING
 from argosy.replica.ring_items import Places, buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
-from argosy.replica.step_check import Stage, StepCheck
+from argosy.replica.step_check import BatchCheck, Stage, StepCheck
 from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
 from argosy.ring.notes import NO_WISHES, RoundOutcome, Says, Wishes
-from argosy.store.same_batches import SameBatches
 from argosy.torch_private import at_end_of_backward, graph_task
 
 
@@ -49,7 +48,7 @@ class RingExchange:
         self._step = 0
         self._parameters: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
-        self._batches = _FirstBatches(member)
+        self._batches = BatchCheck(member)
         self._waits = False  # for further backward passes before the gradients are complete
         self._outcome: RoundOutcome | None = None  # of the round that this step's gradients have been through
         self._late = -1  # the backward pass that is averaged when it is over
@@ -384,22 +383,3 @@ class RingExchange:
         if self._averaging is not None:
             self._averaging.close()
             self._averaging = None
-
-
-class _FirstBatches:
-    """Whether the workers begin with the same batches: told through the store, where nobody waits."""
-
-    def __init__(self, member: RingMember) -> None:
-        self._member = member
-        self._compares = False
-
-    def after_step(self, digest: int) -> None:
-        """A step was made with a gradient of this worker; `digest`: of its first batches, once."""
-        if digest:
-            self._member.tell("batches", str(digest))
-            self._compares = self._member.rank == 0
-        elif self._compares:  # whoever has a part in this step has told its own before it
-            self._compares = False
-            first = SameBatches()
-            for rank, told in self._member.told("batches").items():
-                first.heard(rank, int(told))
