@@ -1,4 +1,4 @@
-"""Where a job keeps its checkpoints: collects the files of a cut, publishes it, retains the newest.
+"""Where a job keeps its checkpoints: publishes those whose files are written, and retains the newest.
 
 Held by the coordinator, or by the only process of a job. What touches the disk while training goes on runs
 in a thread; `poll` says what has become of it.
@@ -7,13 +7,17 @@ in a thread; `poll` says what has become of it.
 from __future__ import annotations
 
 import contextlib
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+import torch
 
 from argosy.checkpoint import folder
 from argosy.checkpoint.index import Index
@@ -22,7 +26,7 @@ from argosy.protocol.saving import ShardFile
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """What became of a cut: saved at `path`; or not, and why, in the directory `path`."""
 
     step: int
@@ -50,76 +54,47 @@ class Archive:
         self._lock = folder.Lock(directory)
         folder.tidy(directory)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="argosy-archive")
-        self._index: Index | None = None  # of the cut that is being collected
-        self._awaited = 0
-        self._files: dict[int, ShardFile] = {}
-        self._errors: list[str] = []
-        self._publishing: Future[Outcome] | None = None
+        self._publishing: Future[SaveOutcome] | None = None
         self._began = 0.0
 
     def newest(self, tell: Callable[[str], None]) -> tuple[Path, Index] | None:
         """The checkpoint to go on from."""
         return folder.newest(self.directory, tell)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a cut is being collected or published."""
-        return self._index is not None
-
-    def begin(self, index: Index, shards: int) -> None:
-        """A cut has been made: its files come from so many servers."""
-        self._index = index
-        self._awaited = shards
-        self._files.clear()
-        self._errors.clear()
+    def begin(self) -> None:
+        """A cut has been made: it is timed from now on."""
         self._began = time.monotonic()
 
-    def collect(self, server: int, step: int, file: ShardFile | None, error: str) -> None:
-        """A server has written its file, or could not."""
-        if self._index is None or step != self._index.step:
-            return
-        if file is not None:
-            self._files[server] = file
-        else:
-            self._errors.append(error)
+    def publish(
+        self,
+        index: Index,
+        files: Sequence[ShardFile],
+        replicas: Mapping[int, bytes],
+        errors: Sequence[str] = (),
+    ) -> None:
+        """Give a checkpoint of these files its name, with every replica's state; with errors, remove it."""
+        whole = msgspec.structs.replace(index, shards=tuple(files), replicas=dict(replicas))
+        self._publishing = self._thread.submit(self._publish, whole, errors)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all files of the cut are there, and it waits to be published."""
-        return (
-            self._index is not None
-            and self._publishing is None
-            and len(self._files) + len(self._errors) == self._awaited
-        )
-
-    def publish(self, replicas: dict[int, bytes]) -> None:
-        """Give the cut its name, with every replica's own state."""
-        if self._index is not None:
-            index = msgspec.structs.replace(self._index, replicas=replicas)
-            self._publishing = self._thread.submit(self._publish, index)
-
-    def _publish(self, index: Index) -> Outcome:
+    def _publish(self, index: Index, errors: Sequence[str]) -> SaveOutcome:
         try:
-            if self._errors:
+            if errors:
                 folder.abandon(self.directory, index.step)
-                return Outcome(index.step, self.directory, error="; ".join(self._errors))
-            files = tuple(self._files[server] for server in sorted(self._files))
-            whole = msgspec.structs.replace(index, shards=files)
-            path = folder.publish(self.directory, whole)
+                return SaveOutcome(index.step, self.directory, error="; ".join(errors))
+            path = folder.publish(self.directory, index)
         except OSError as error:
-            return Outcome(index.step, self.directory, error=describe(error))
+            return SaveOutcome(index.step, self.directory, error=describe(error))
         seconds = time.monotonic() - self._began
         with contextlib.suppress(OSError):  # it is saved; what is too old goes the next time
             folder.retain(self.directory, self._keep, index.step)
-        return Outcome(index.step, path, whole.nbytes, seconds)
+        return SaveOutcome(index.step, path, index.nbytes, seconds)
 
-    def poll(self) -> Outcome | None:
-        """What has become of the cut, once."""
+    def poll(self) -> SaveOutcome | None:
+        """What has become of the checkpoint, once."""
         if self._publishing is None or not self._publishing.done():
             return None
-        outcome = self._publishing.result()
-        self._publishing = self._index = None
-        return outcome
+        publishing, self._publishing = self._publishing, None
+        return publishing.result()
 
     def wait(self) -> None:
         """Until nothing is being published."""
@@ -135,3 +110,16 @@ class Archive:
 def describe(error: OSError) -> str:
     """An error of the disk, for a person."""
     return error.strerror or str(error)
+
+
+def versions() -> dict[str, str]:
+    """Which versions write a checkpoint: of Argosy, torch and Python."""
+    return {"argosy": _mine(), "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+@cache  # it is looked for on the disk, while a server makes everybody wait
+def _mine() -> str:
+    try:
+        return version("argosy")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -38,9 +38,10 @@ class ResumePoint(HeaderBase, frozen=True, tag="resume"):
 
 
 class OwnState(HeaderBase, frozen=True, tag="state"):
-    """My own state (random generators, position in my data): what I need to go on from here."""
+    """My own state (random generators, position in my data): what I need to go on from here, at `step`."""
 
     state: bytes
+    step: Count = 0
 
 
 class ShardFile(msgspec.Struct, frozen=True):
@@ -57,3 +58,6 @@ class ShardSaved(HeaderBase, frozen=True, tag="saved"):
     step: Count
     file: ShardFile | None = None
     error: str = ""
+
+
+Saving: TypeAlias = OpenDirectory | DirectoryOpened | ResumeRequest | ResumePoint | OwnState

@@ -15,8 +15,8 @@ from torch import distributed as dist
 
 from argosy.ring.buckets import Bucket
 from argosy.ring.group import RingGroup
-from argosy.ring.notes import ABSENT, DENSE, Outcome, Says, conclude, merge
-from argosy.ring.sums import combine, nothing
+from argosy.ring.notes import ABSENT, DENSE, NO_WISHES, RoundOutcome, Said, Says, Wishes, conclude, merge
+from argosy.ring.reduction import combine, nothing
 
 
 class DeviceRounds:
@@ -37,6 +37,7 @@ class DeviceRounds:
         self.buckets = tuple(buckets)
         self._flats = [torch.zeros(bucket.count, dtype=bucket.dtype, device=device) for bucket in buckets]
         self._says = Says.GIVES
+        self._wishes = NO_WISHES
         self._mark = 0
         self._notes: list[int] = []
         self._works: list[Any] = []
@@ -47,9 +48,10 @@ class DeviceRounds:
 
     result = given
 
-    def begin(self, says: Says, mark: int) -> None:
+    def begin(self, says: Says, mark: int, wishes: Wishes = NO_WISHES) -> None:
         """As in `Rounds`."""
         self._says = says
+        self._wishes = wishes
         self._mark = mark
         self._notes = []
         self._works = []
@@ -87,7 +89,7 @@ class DeviceRounds:
     def advance(self) -> None:
         """Nothing to do: the device does it."""
 
-    def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
+    def finish(self, take: Callable[[int, RoundOutcome], None]) -> RoundOutcome:
         """As in `Rounds`."""
         outcome, brought = self._agree()
         for number, (bucket, work) in enumerate(zip(self.buckets, self._works, strict=True)):
@@ -99,16 +101,16 @@ class DeviceRounds:
                 take(number, outcome)
         return outcome
 
-    def _agree(self) -> tuple[Outcome, list[int]]:
+    def _agree(self) -> tuple[RoundOutcome, list[int]]:
         """What the round came to, and of each bucket how many have something of it."""
-        mine = torch.tensor([self._says, self._mark, *self._notes], dtype=torch.int64)
+        mine = torch.tensor([self._says, self._wishes, self._mark, *self._notes], dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self._ring.size)]
         self._ring.all_gather(rows, mine)
         told = [row.tolist() for row in rows]
-        said = [(rank, Says(row[0]), row[1]) for rank, row in enumerate(told)]
-        given = [row[2:] for row in told if row[0] == Says.GIVES]
+        said = {rank: Said(Says(row[0]), Wishes(row[1]), row[2]) for rank, row in enumerate(told)}
+        given = [row[3:] for row in told if row[0] == Says.GIVES]
         pieces = [merge(column) for column in zip(*given, strict=True)] or [0] * len(self._notes)
-        begins = accumulate((len(bucket.pieces) for bucket in self.buckets), initial=2)
+        begins = accumulate((len(bucket.pieces) for bucket in self.buckets), initial=3)
         brought = [
             sum(row[at] != ABSENT for row in told) for at, _ in zip(begins, self.buckets, strict=False)
         ]

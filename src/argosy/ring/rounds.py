@@ -13,16 +13,20 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from argosy.ring.among_hosts import Leaders
 from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
 from argosy.ring.buckets import Bucket, Rule
-from argosy.ring.hosts import Leaders
-from argosy.ring.meeting import Company, Host
+from argosy.ring.host_ranks import HostMemory, RanksByHost
 from argosy.ring.notes import (
     ABSENT,
     DENSE,
     HEAD,
-    Outcome,
+    NO_WISHES,
+    PLAIN,
+    RoundOutcome,
+    Said,
     Says,
+    Wishes,
     conclude,
     from_number,
     head,
@@ -30,8 +34,8 @@ from argosy.ring.notes import (
     read_head,
     to_number,
 )
+from argosy.ring.reduction import NARROW, Operation, combine, nothing
 from argosy.ring.schedule import slices
-from argosy.ring.sums import NARROW, Operation, combine, nothing
 
 _PAGE = 4096
 # How the ranks' parts become one: what a mean is made of is a sum.
@@ -39,19 +43,19 @@ _AMONG: dict[Rule, Operation] = {"mean": "sum", "latest": "sum", "first": "sum",
 _MEANS = frozenset({"mean", "latest"})
 
 
-def room(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+def room(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
     """The shared memory that rounds of these buckets need on this host, in bytes."""
     ranks = len(company.mine)
     results = sum(_result_bytes(bucket, company) for bucket in buckets)
     return _notes_bytes(buckets, company) + ranks * sum(bucket.nbytes for bucket in buckets) + results
 
 
-def _result_dtype(bucket: Bucket[torch.dtype], company: Company) -> torch.dtype:
+def _result_dtype(bucket: Bucket[torch.dtype], company: RanksByHost) -> torch.dtype:
     """Sums that other hosts' will be added to are not rounded to half precision before."""
     return torch.float32 if len(company.hosts) > 1 and bucket.dtype in NARROW else bucket.dtype
 
 
-def _result_bytes(bucket: Bucket[torch.dtype], company: Company) -> int:
+def _result_bytes(bucket: Bucket[torch.dtype], company: RanksByHost) -> int:
     return bucket.count * _result_dtype(bucket, company).itemsize
 
 
@@ -59,12 +63,12 @@ def _items(buckets: Sequence[Bucket[torch.dtype]]) -> int:
     return sum(len(bucket.pieces) for bucket in buckets)
 
 
-def _agreed_count(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
-    """The numbers that hosts agree on: what each rank says, its mark, and the kind of each piece."""
-    return 2 * sum(map(len, company.hosts)) + _items(buckets)
+def _agreed_count(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
+    """The numbers that hosts agree on: what each rank says, wants, its mark, and the kind of each piece."""
+    return 3 * sum(map(len, company.hosts)) + _items(buckets)
 
 
-def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
     rows = len(company.mine) * (HEAD + _items(buckets))
     each = 2 * (rows + 8 * _agreed_count(buckets, company)) + 8
     return -(-each // _PAGE) * _PAGE
@@ -75,9 +79,9 @@ class Rounds:
 
     def __init__(
         self,
-        host: Host,
+        host: HostMemory,
         buckets: Sequence[Bucket[torch.dtype]],
-        company: Company,
+        company: RanksByHost,
         leaders: Leaders | None = None,
         wire: torch.dtype | None = None,
     ) -> None:
@@ -144,10 +148,10 @@ class Rounds:
         return (self._round % 2 * self._board.size + rank) * self._width
 
     # --- a round ------------------------------------------------------------------------------------------
-    def begin(self, says: Says, mark: int) -> None:
+    def begin(self, says: Says, mark: int, wishes: Wishes = NO_WISHES) -> None:
         """A new round. `mark`: a number on which all must agree; the outcome names who does not."""
         self._round += 1
-        self._head = head(says, mark)
+        self._head = head(says, mark, wishes)
         self._base = self._board.posted[ENTERED]
         self._entered = self._reduced = 0
         self._under_way = []
@@ -189,7 +193,7 @@ class Rounds:
                 return
             self._send_across(self._leaders)
 
-    def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
+    def finish(self, take: Callable[[int, RoundOutcome], None]) -> RoundOutcome:
         """Wait for the others, and have each bucket taken when its result is there, if there is one.
 
         Every bucket has been entered.
@@ -210,7 +214,7 @@ class Rounds:
                 take(number, outcome)
         return outcome
 
-    def _finish_across(self, take: Callable[[int, Outcome], None], last: int) -> Outcome:
+    def _finish_across(self, take: Callable[[int, RoundOutcome], None], last: int) -> RoundOutcome:
         if self._leaders is not None:
             self._agree(self._leaders, last)
         outcome = None
@@ -258,14 +262,14 @@ class Rounds:
     def _rows(self, present: Sequence[int]) -> list[bytes]:
         return [bytes(self._notes[self._row(rank) :][: self._width]) for rank in present]
 
-    def _tally(self, last: int) -> Outcome:
+    def _tally(self, last: int) -> RoundOutcome:
         present = self._board.present(last)
         rows = self._rows(present)
         one = rows[0]
         everyone = len(present) == self._board.size
-        if one[0] == Says.GIVES and one.endswith(self._dense) and all(row == one for row in rows):
-            return Outcome(len(rows), present[0], len(rows), everyone=everyone)
-        said = [(rank, *read_head(row)) for rank, row in zip(present, rows, strict=True)]
+        if one.startswith(PLAIN) and one.endswith(self._dense) and all(row == one for row in rows):
+            return RoundOutcome(len(rows), present[0], len(rows), everyone=everyone)
+        said = {rank: read_head(row) for rank, row in zip(present, rows, strict=True)}
         return conclude(said, self._kinds(rows), everyone)
 
     def _kinds(self, rows: Sequence[bytes]) -> list[int]:
@@ -289,23 +293,26 @@ class Rounds:
         """Begin to find out, with the other hosts, who gives what."""
         self._board.wait(ENTERED, last)
         rows = self._rows(range(self._board.size))
-        says, marks = [0] * self._world, [0] * self._world
+        says, wishes, marks = ([0] * self._world for _ in range(3))
         for rank, row in zip(self._ranks, rows, strict=True):
-            says[rank], marks[rank] = read_head(row)
+            says[rank], wishes[rank], marks[rank] = read_head(row)
         pieces = [to_number(kind) for kind in self._kinds(rows)]
         for bucket, (begin, end) in zip(self.buckets, self._stretches, strict=True):
             if bucket.rule == "latest":  # of these the number counts
                 brought = [row for row in rows if row[HEAD + begin] != ABSENT]
                 pieces[begin:end] = [len(brought) * to_number(DENSE)] * (end - begin)
         agreed = self._agreed[self._round % 2]
-        agreed.copy_(torch.tensor([*says, *marks, *pieces], dtype=torch.int64))
+        agreed.copy_(torch.tensor([*says, *wishes, *marks, *pieces], dtype=torch.int64))
         self._agreeing = leaders.begin_noting(agreed)
 
-    def _read_agreed(self) -> Outcome:
+    def _read_agreed(self) -> RoundOutcome:
         numbers = self._agreed[self._round % 2].tolist()
         world = self._world
-        said = [(rank, Says(numbers[rank]), numbers[world + rank]) for rank in range(world)]
-        return conclude(said, [from_number(number) for number in numbers[2 * world :]])
+        said = {
+            rank: Said(Says(numbers[rank]), Wishes(numbers[world + rank]), numbers[2 * world + rank])
+            for rank in range(world)
+        }
+        return conclude(said, [from_number(number) for number in numbers[3 * world :]])
 
     def _fetch(self, leaders: Leaders, number: int) -> None:
         """Wait for the sum of a bucket over all hosts, and make the mean of it."""
@@ -317,7 +324,7 @@ class Rounds:
         self._under_way[number]()
         agreed = self._agreed[self._round % 2]
         if self.buckets[number].rule == "latest":
-            givers = int(agreed[2 * self._world + self._stretches[number][0]]) // to_number(DENSE)
+            givers = int(agreed[3 * self._world + self._stretches[number][0]]) // to_number(DENSE)
         else:
             givers = int((agreed[: self._world] == Says.GIVES).sum())
         if self.buckets[number].rule in _MEANS and givers:

@@ -22,7 +22,7 @@ import torch
 from argosy.errors import WireError
 from argosy.protocol.frames import ITEMSIZE, FrameSpec
 from argosy.wire.large_pages import LARGE, gather_shared, map_at, map_shared, whole_pages
-from argosy.wire.tensors import spec_of, torch_dtype
+from argosy.wire.tensor_bytes import spec_of, torch_dtype
 
 _ALIGNMENT = 64
 # Beyond what is asked for: room for a model's small buffers, so that they do not need a new arena.

@@ -1,4 +1,4 @@
-"""`argosy.capture`: a step that repeats is recorded once, and replayed with one message a task."""
+"""`argosy.capture`: a step that repeats is recorded once, and replayed with one message for each task."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from argosy.events import say
+from argosy.remote.client.active_scope import current_client
 from argosy.remote.client.cluster_client import Client
-from argosy.remote.client.connections import Answer
-from argosy.remote.client.device_scope import current_client
+from argosy.remote.client.connections import PendingReply
 from argosy.remote.client.dispatch import RemoteTensor, wrap
-from argosy.remote.client.gradient_tracking import Gradients, Rehearsal, Used
-from argosy.remote.client.handle import Device, Handle, Memory, Meta
-from argosy.remote.client.outbox import Post
-from argosy.remote.client.recording import Feed, LocalCall, LocalTape, NotRepeatable, Recording, tensors_in
+from argosy.remote.client.gradient_tracking import GradientEffects, UsedGradient, WarmupObserver
+from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, TensorMeta
+from argosy.remote.client.outbox import Outbox
+from argosy.remote.client.recording import (
+    FedTensor,
+    LocalCall,
+    LocalRecorder,
+    NotReplayable,
+    Recording,
+    tensors_in,
+)
 from argosy.remote.operations.instructions import ALIAS, RECORD, REPLAY, UNRECORD
 from argosy.remote.transport.tensor_codec import pack
 from argosy.torch_private import tree_flatten, tree_unflatten
@@ -26,23 +33,23 @@ from argosy.torch_private import tree_flatten, tree_unflatten
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# So many kinds of arguments are kept; a function that is called with more runs as it is.
+# The signatures of arguments that are recorded; a call with yet another runs without a recording.
 _MANY = 16
-# Of one kind of arguments, so many recordings are kept, for gradients that are there at times and at others
-# not.
+# The recordings that are kept for one signature: gradients may exist in some calls and not in others.
 _VARIANTS = 4
-# The client is never more than two strides ahead of what the tasks have begun.
-_STRIDE = 32
+# Replays between two reports of the tasks. The client is at most two such intervals ahead.
+_REPORT_EVERY = 32
 
 
 def capture(function: Callable[P, R], client: Client | None = None) -> Captured[P, R]:
-    """A step that is called again and again, with tensors of the same shapes: recorded once, then replayed.
+    """A step that is called many times with tensors of the same shapes: recorded once, then replayed.
 
-    The first call runs as it is, the second is recorded, and from the third on one message a task is sent,
-    with the values of the ordinary tensors among the arguments. Python does not run again: numbers that it
-    computed are those of the recording, unless they are arguments. What a replay cannot repeat — waiting for
-    a value, replacing a tensor instead of writing to it — is said once, and the function runs as it is. For
-    other shapes or numbers among the arguments another recording is made. Results carry no autograd history.
+    The first call runs as it is, the second is recorded, and from the third on one message is sent to each
+    task, with the values of the ordinary tensors among the arguments. Python does not run again: numbers that
+    it computed are those of the recording, unless they are arguments. If a step does what a replay cannot
+    repeat, such as to wait for a value, or to replace a tensor instead of writing to it, a message says so
+    once, and the function runs as it is. For other shapes or numbers among the arguments another recording is
+    made. Results have no autograd history.
     """
     return Captured(function, client)
 
@@ -54,45 +61,47 @@ class Captured(Generic[P, R]):
         self._function = function
         self._client = client
         self._plans: dict[Any, deque[_Plan]] = {}
-        # What calls that were not replayed have used beside their arguments: tensors that may have gradients.
+        # Tensors that may have gradients, arguments aside, which calls that were not replayed have used.
         self._known: dict[int, weakref.ref[Any]] = {}
-        self._in_vain = 0  # recordings since the last replay
+        self._unused = 0  # recordings since the last replay
         self._said = False
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         leaves, structure = tree_flatten((args, kwargs))
-        key = (structure, *map(_kind, leaves))
+        key = (structure, *map(_signature, leaves))
         plans = self._plans.get(key)
         if plans is None:
             if len(self._plans) < _MANY:
                 self._plans[key] = deque(maxlen=_VARIANTS)
-            return self._rehearse(leaves, args, kwargs)  # what happens only the first time happens here
+            return self._warm_up(leaves, args, kwargs)  # what is done in the first call only is done here
         for plan in plans:
-            if plan.hopeless:
+            if plan.is_refused:
                 return self._function(*args, **kwargs)
             if plan.holds(leaves):
-                self._in_vain = 0
+                self._unused = 0
                 return plan.replay(leaves)  # type: ignore[no-any-return]
-        self._in_vain += 1
+        self._unused += 1
         plan, returned = self._record(leaves, args, kwargs)
         plans.append(plan)
         return returned
 
-    def _rehearse(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> R:
-        """A call as it is; if nobody else does so, note which tensors may have gradients."""
+    def _warm_up(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> R:
+        """Run the function without a recording; note which tensors may have gradients."""
         client = self._client or current_client()
         if client.observer is not None:
             return self._function(*args, **kwargs)
-        rehearsal = client.observer = Rehearsal()
+        observer = client.observer = WarmupObserver()
         try:
             return self._function(*args, **kwargs)
         finally:
             client.observer = None
-            self._note(rehearsal.leaves.values(), leaves)
+            self._note(observer.leaves.values(), leaves)
 
     def _note(self, used: Iterable[Any], arguments: Sequence[Any]) -> None:
-        """What a call has used; recordings that do not know of a gradient hold only while there is none."""
+        """Note what a call has used. Recordings that do not know such a tensor hold only while it has no
+        gradient.
+        """
         self._known = {number: each for number, each in self._known.items() if each() is not None}
         given = {id(each) for each in arguments}
         for each in used:
@@ -117,7 +126,7 @@ class Captured(Generic[P, R]):
     def _recorded(
         self,
         client: Client,
-        tapes: Mapping[Post, Any],
+        tapes: Mapping[Outbox, Any],
         recording: Recording,
         leaves: Sequence[Any],
         args: Any,
@@ -125,28 +134,28 @@ class Captured(Generic[P, R]):
     ) -> tuple[_Plan, R]:
         client.recording = client.observer = recording
         try:
-            with LocalTape(recording):
+            with LocalRecorder(recording):
                 returned = self._function(*args, **kwargs)
         finally:
             client.recording = client.observer = None
             recording.watch.stop()
-            gc.collect()  # what only a cycle holds must not count as kept
+            gc.collect()  # a tensor that only a reference cycle holds must not count as kept
             client.stop_tapes()
         plan = _Plan(client, recording)
         try:
-            if self._in_vain > _MANY:
-                raise NotRepeatable("it reads gradients or numbers that are others at every call")
+            if self._unused > _MANY:
+                raise NotReplayable("it reads gradients or numbers that differ from call to call")
             plan.build(tapes, leaves, returned)
-        except NotRepeatable as error:
-            plan.hopeless = True
+        except NotReplayable as error:
+            plan.is_refused = True
             if not self._said:
                 self._said = True
                 name = getattr(self._function, "__qualname__", "the function")
-                say(f"capture: {name} is not replayed, but run as it is: {error}")
+                say(f"capture: {name} is not replayed, it runs as it is: {error}")
         return plan, returned
 
 
-def _kind(leaf: Any) -> Any:
+def _signature(leaf: Any) -> Any:
     if isinstance(leaf, RemoteTensor):
         return (leaf.handle.meta, leaf.handle.device)
     if isinstance(leaf, torch.Tensor):
@@ -155,48 +164,46 @@ def _kind(leaf: Any) -> Any:
 
 
 class _Plan:
-    """A recording that the tasks know by a number."""
+    """A recording that the tasks know by a number, and its replays."""
 
     def __init__(self, client: Client, recording: Recording) -> None:
         self._client = client
         self._recording = recording
-        self.hopeless = False
+        self.is_refused = False
         self._number = 0
         self._turn = 0
-        self._parts: dict[Post, _Share] = {}
-        self._arguments: list[tuple[int, int, Post]] = []
+        self._outboxes: dict[Outbox, None] = {}  # of the tasks that take part, in order
+        self._arguments: list[tuple[int, int, Outbox]] = []
         self._outputs: list[Any] = []
         self._structure: Any = None
         self._leaves: list[Any] = []
-        self._paces: list[Answer] = []
-        self._gradients = Gradients([], [])
+        self._progress: list[PendingReply] = []
+        self._gradients = GradientEffects([], [])
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether what Python read from ordinary tensors, and the gradients that it found, are as they
-        were.
-        """
+        """Whether the numbers that Python reads from local tensors, and the gradients, are as recorded."""
         guards = self._recording.guards
-        return self._gradients.are_as_they_were(leaves) and all(t.item() == value for t, value in guards)
+        return self._gradients.match(leaves) and all(t.item() == value for t, value in guards)
 
     def note_unknown(self, leaf: Any) -> None:
-        """Another call has used this tensor: whether this one clears its gradient is not known."""
-        self._gradients.used.append(Used(leaf, -1, None))
+        """Another call has used this tensor; it is not known whether this one clears its gradient."""
+        self._gradients.used.append(UsedGradient(leaf, -1, None))
 
-    def build(self, tapes: Mapping[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
-        """Turn what was sent into plans, and tell the tasks."""
+    def build(self, tapes: Mapping[Outbox, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
+        """Turn what was sent into the shares of the tasks, and send them."""
         client, recording = self._client, self._recording
         if recording.trouble:
-            raise NotRepeatable(recording.trouble)
+            raise NotReplayable(recording.trouble)
         recording.forget_copies()
-        recording.check_externals()
-        self._leaves = list(leaves)  # kept, as they are known by their identity
+        recording.keep_externals()
+        self._leaves = list(leaves)  # kept alive, because they are found by `id`
         renamed: dict[int, int] = {}
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, RemoteTensor) and leaf.handle.number in recording.externals:
                 alias = client.take_numbers(1)
                 renamed[leaf.handle.number] = alias
-                self._arguments.append((position, alias, leaf.handle.device.post))
-        parts = {post: recording.part(tape, renamed) for post, tape in tapes.items()}
+                self._arguments.append((position, alias, leaf.handle.device.outbox))
+        parts = {outbox: recording.part(tape, renamed) for outbox, tape in tapes.items()}
         made = {number for part in parts.values() for number in part.made}
         outputs, self._structure = tree_flatten(returned)
         self._gradients = recording.watch.found(recording, leaves, outputs)
@@ -206,21 +213,21 @@ class _Plan:
             if output.number is not None:
                 _rename(client, tensor)
         self._number = client.take_plan()
-        for post, part in parts.items():
+        for outbox, part in parts.items():
             if part.records or part.feeds:
-                self._parts[post] = _Share(part.feeds)
-                kept = sorted(part.made & client.alive(post, part.made))
+                self._outboxes[outbox] = None
+                kept = sorted(part.made & client.alive(outbox, part.made))
                 recording.will_change(kept)
                 with client.lock:
-                    post.batch.extend(
+                    outbox.batch.extend(
                         (RECORD, self._number, part.records, part.feeds, kept, sorted(part.made))
                     )
         for output in self._outputs:
             if output.number is not None and output.device is not None:
-                self._parts.setdefault(output.device.post, _Share([]))
+                self._outboxes[output.device.outbox] = None
 
     def replay(self, leaves: Sequence[Any]) -> Any:
-        """Do it again, with these arguments."""
+        """Run the step on the tasks, with these arguments."""
         client = self._client
         self._turn += 1
         for device in self._recording.random:
@@ -228,52 +235,45 @@ class _Plan:
         env: dict[int, Any] = {}
         for before, now in zip(self._leaves, leaves, strict=True):
             env[id(before)] = now
-        messages = {post: _Message() for post in self._parts}
+        messages = {outbox: _Message() for outbox in self._outboxes}
         for event in self._recording.sequence:
-            if isinstance(event, Feed):
+            if isinstance(event, FedTensor):
                 tensor = env.get(id(event.tensor), event.tensor)
-                messages[client.post(event.task)].add(event.number, tensor)
+                messages[client.outboxes[event.task]].add(event.number, tensor)
             else:
-                _redo(event, env)
-        for position, alias, post in self._arguments:
-            messages[post].binds.append((alias, leaves[position].handle.number))
+                _repeat(event, env)
+        for position, alias, outbox in self._arguments:
+            messages[outbox].binds.append((alias, leaves[position].handle.number))
         results = [output.renew(client, messages, env) for output in self._outputs]
         for memory in self._recording.mutated:
             memory.version += 1
-        self._keep_pace()
+        self._limit_lead()
         with client.lock:
-            for post, message in messages.items():
-                post.check()
-                first = post.attach_frames(message.frames)
+            for outbox, message in messages.items():
+                outbox.check()
+                first = outbox.attach_frames(message.frames)
                 feeds = [[n, packing, first + at, count] for n, packing, at, count in message.feeds]
-                post.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
-                post.flush()
-        self._gradients.put(leaves, results)
+                outbox.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
+                outbox.flush()
+        self._gradients.apply(leaves, results)
         return tree_unflatten(results, self._structure)
 
-    def _keep_pace(self) -> None:
-        """Run ahead of the tasks, but not without end: what they have not read yet takes memory."""
-        if self._turn % _STRIDE:
+    def _limit_lead(self) -> None:
+        """Wait if the tasks are far behind, because what they have not read yet takes memory."""
+        if self._turn % _REPORT_EVERY:
             return
-        if self._paces:
-            self._client.await_paces(self._paces)
-        self._paces = self._client.ask_paces(self._parts)
+        if self._progress:
+            self._client.wait_for_progress(self._progress)
+        self._progress = self._client.request_progress(self._outboxes)
 
     def __del__(self) -> None:
-        if self._parts and not self._client.closed:
-            for post in self._parts:
-                post.retired.append((UNRECORD, self._number))
-
-
-class _Share:
-    """What one task is given at each replay."""
-
-    def __init__(self, feeds: Sequence[int]) -> None:
-        self.feeds = feeds
+        if self._outboxes and not self._client.closed:
+            for outbox in self._outboxes:
+                outbox.retired.append((UNRECORD, self._number))
 
 
 class _Message:
-    """One replay for one task, while it is put together."""
+    """One replay for one task, while it is made."""
 
     def __init__(self) -> None:
         self.feeds: list[tuple[int, Any, int, int]] = []
@@ -288,9 +288,11 @@ class _Message:
 
 
 class _Output:
-    """One leaf of what the function returned."""
+    """One leaf of the function's result."""
 
-    def __init__(self, value: Any, number: int | None, meta: Meta | None, device: Device | None) -> None:
+    def __init__(
+        self, value: Any, number: int | None, meta: TensorMeta | None, device: RemoteDevice | None
+    ) -> None:
         self.value = value
         self.number = number
         self.meta = meta
@@ -298,31 +300,30 @@ class _Output:
 
     @classmethod
     def of(cls, value: Any, made: set[int]) -> _Output:
-        """A value of the plan gets a number of its own at each replay; anything else is what it is."""
+        """A value of the plan gets a new number at each replay; anything else stays as it is."""
         if isinstance(value, RemoteTensor) and value.handle.number in made:
             handle = value.handle
             return cls(None, handle.number, handle.meta, handle.device)
         return cls(value, None, None, None)
 
-    def renew(self, client: Client, messages: dict[Post, _Message], env: dict[int, Any]) -> Any:
+    def renew(self, client: Client, messages: dict[Outbox, _Message], env: dict[int, Any]) -> Any:
         if self.number is None or self.device is None or self.meta is None:
             return env.get(id(self.value), self.value) if isinstance(self.value, torch.Tensor) else self.value
         number = client.take_numbers(1)
-        messages[self.device.post].outputs.append((self.number, number))
-        return wrap(Handle(number, self.meta, self.device, Memory()))
+        messages[self.device.outbox].outputs.append((self.number, number))
+        return wrap(Handle(number, self.meta, self.device, RemoteStorage()))
 
 
 def _rename(client: Client, tensor: RemoteTensor) -> None:
-    """What the recorded call returned stays as it is when the value of that number is made anew."""
+    """Give a result of the recorded call another number: replays make the value of the old one anew."""
     old, number = tensor.handle, client.take_numbers(1)
     with client.lock:
-        old.device.post.batch.extend((ALIAS, old.number, number))
-    tensor.handle = Handle(number, old.meta, old.device, old.memory, old.offset)
+        old.device.outbox.batch.extend((ALIAS, old.number, number))
+    tensor.handle = Handle(number, old.meta, old.device, old.storage, old.offset)
 
 
-def _redo(call: LocalCall, env: dict[int, Any]) -> None:
-    """An operation on ordinary tensors, on those of now."""
-
+def _repeat(call: LocalCall, env: dict[int, Any]) -> None:
+    """Repeat a local operation with the tensors of this replay."""
     with torch.no_grad():
         returned = call.func(*_now(call.args, env), **{n: _now(v, env) for n, v in call.kwargs.items()})
     for old, new in zip(tensors_in(call.returned), tensors_in(returned), strict=True):

@@ -1,7 +1,7 @@
-"""What comes of an operation, found out once for each signature: shapes, views, what it writes to.
+"""The results of an operation, inferred once for each signature: shapes, views, and what it writes to.
 
-Shapes come from torch's meta kernels, which compute nothing. An operation whose result depends on values, or
-that has no such kernel, gets a recipe that says so: then the task runs it and tells.
+Shapes come from torch's meta kernels, which compute nothing. An operation whose results depend on values, or
+that has no meta kernel, is probed: the task runs it and describes the results.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from argosy.remote.client.handle import Device, Meta, meta_of
+from argosy.remote.client.handle import RemoteDevice, TensorMeta, meta_of
 from argosy.remote.operations.allowed import ALLOWED
 from argosy.remote.operations.instructions import Result
 from argosy.remote.operations.kernel import flatten
-from argosy.remote.operations.mutation import is_joint, written
+from argosy.remote.operations.mutation import has_joint_results, mutated
 from argosy.remote.transport.tensor_codec import dtype_name, dtype_of
 from argosy.torch_private import (
     KERNEL_DEPENDENT,
@@ -30,34 +30,43 @@ from argosy.torch_private import (
 
 aten = torch.ops.aten
 
-# What these return depends on values, and is no tensor.
-_ASK_THE_TASK = {aten.equal.default, aten.is_nonzero.default}
-# What these return depends on the kernels that the task has, and the meta kernels do not know it: the task
-# is asked the first time, and for every signature only then.
-_LEARN = {
+# The results of these depend on values, and are not tensors.
+_ALWAYS_PROBE = {aten.equal.default, aten.is_nonzero.default}
+# The shapes of these depend on the kernels of the task, and the meta kernels do not know them: they are
+# probed once for each signature.
+_PROBE_ONCE = {
     *KERNEL_DEPENDENT,
     aten.native_batch_norm.default,
     aten.native_layer_norm.default,
     aten.native_group_norm.default,
     aten.mkldnn_rnn_layer.default,
 }
-# Shapes that depend on the floats among the arguments: here they belong to the signature.
-_FLOATS_MATTER = ("arange", "range", "linspace", "logspace", "upsample", "grid", "fractional", "interpolate")
+# The shapes of these depend on floats among the arguments, which therefore belong to the signature.
+_SHAPED_BY_FLOATS = (
+    "arange",
+    "range",
+    "linspace",
+    "logspace",
+    "upsample",
+    "grid",
+    "fractional",
+    "interpolate",
+)
 _ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
 
 class Unsupported(RuntimeError):
-    """An operation that remote devices do not know; its name is in the message."""
+    """An operation that remote devices do not support; the message names it."""
 
 
-class Output:
-    """One of the things that an operation returns."""
+class InferredOutput:
+    """One result of an operation."""
 
     __slots__ = ("constant", "meta", "offset", "same_as", "view_of")
 
     def __init__(
         self,
-        meta: Meta | None = None,
+        meta: TensorMeta | None = None,
         view_of: int = -1,
         offset: int = 0,
         same_as: int = -1,
@@ -65,13 +74,13 @@ class Output:
     ) -> None:
         self.meta = meta  # of a new tensor
         self.view_of = view_of  # the input whose memory it shares
-        self.offset = offset  # into that, from where the input begins
+        self.offset = offset  # from the beginning of that input
         self.same_as = same_as  # the input that it is
-        self.constant = constant  # what is no tensor
+        self.constant = constant  # a result that is not a tensor
 
     @classmethod
-    def read(cls, wire: Sequence[Any]) -> Output:
-        """As a task has told of it."""
+    def read(cls, wire: Sequence[Any]) -> InferredOutput:
+        """Read the description of a task."""
         if wire[0] == "v":
             return cls(constant=wire[1])
         _, dtype, shape, stride, offset, view_of, bits = wire
@@ -79,14 +88,13 @@ class Output:
         return cls(meta, view_of, offset)
 
 
-class Recipe:
-    """What an operation of one signature does."""
+class InferredOperation:
+    """What is known of an operation with one signature."""
 
     __slots__ = (
         "absolute",
         "alias",
         "decompose",
-        "first",
         "floats",
         "foreach",
         "func",
@@ -94,15 +102,16 @@ class Recipe:
         "inputs",
         "is_view",
         "joint",
-        "learn",
         "made",
         "mutates",
         "name",
         "outputs",
         "probe",
+        "probe_once",
         "random",
         "reshapes",
         "shape",
+        "single",
         "stays",
         "templates",
         "whole",
@@ -114,43 +123,44 @@ class Recipe:
         self.grad = torch.is_grad_enabled()
         self.inputs = 0
         self.floats = 0
-        self.outputs: list[Output] = []
-        self.shape: Any = None  # of what is returned: None for one thing, else a nested list of positions
+        self.outputs: list[InferredOutput] = []
+        self.shape: Any = None  # of the result: None for a single one, else nested sequences
         self.made = 0  # how many outputs are new values
-        self.first: Meta | None = None  # of the only output, if it is new and not a view: the common case
+        # Of the only output, if it is new and not a view: the common case.
+        self.single: TensorMeta | None = None
         self.mutates: tuple[int, ...] = ()
-        self.stays: tuple[int, ...] = ()  # those that it runs with, where they are; others are written back
-        self.joint = is_joint(func)
-        self.reshapes = False  # it changes the shape of what it writes to
-        self.absolute = False  # offsets of its views count from the beginning of the memory
+        self.stays: tuple[int, ...] = ()  # of `mutates`, those whose device decides where it runs
+        self.joint = has_joint_results(func)
+        self.reshapes = False  # it changes the shape of a tensor that it writes to
+        self.absolute = False  # the offsets of its views count from the beginning of the storage
         self.is_view = False
-        self.whole = False  # a view of all that there is, in another shape
+        self.whole = False  # a view of all elements, in another shape
         self.alias = func in _ALIASES
         self.decompose = False
-        self.probe = False  # only running it tells what comes of it
-        self.learn = False  # … but then it is always the same
+        self.probe = False  # its results are unknown until it has run
+        self.probe_once = False  # they are the same at every call, so it is probed once
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s"))
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.templates: dict[Device, int] = {}
+        self.templates: dict[RemoteDevice, int] = {}
 
 
-def floats_matter(func: Any) -> bool:
-    """Whether floats among the arguments of an operation decide on shapes."""
-    return any(word in func.name() for word in _FLOATS_MATTER)
+def shapes_depend_on_floats(func: Any) -> bool:
+    """Whether the shapes of an operation depend on floats among its arguments."""
+    return any(word in func.name() for word in _SHAPED_BY_FLOATS)
 
 
 def infer(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Any], floats: int
-) -> Recipe:
-    """The recipe of an operation, whose tensors are those of `tensors`, in the order of the arguments."""
-    recipe = Recipe(func)
-    recipe.inputs, recipe.floats = len(tensors), floats
-    if recipe.alias:
-        return recipe
+) -> InferredOperation:
+    """Infer the results of an operation; `tensors` are its tensors, in the order of the arguments."""
+    inferred = InferredOperation(func)
+    inferred.inputs, inferred.floats = len(tensors), floats
+    if inferred.alias:
+        return inferred
     if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
-        # Seen only in inference mode; elsewhere torch has taken it apart before it comes here.
-        recipe.decompose = True
-        return recipe
+        # Seen in inference mode only; otherwise torch has decomposed it before.
+        inferred.decompose = True
+        return inferred
     if func.name() not in ALLOWED:
         raise Unsupported(
             f"{func.name()} is not among the operations of PyTorch that remote devices run; "
@@ -158,37 +168,37 @@ def infer(
         )
     metas = {id(each): _meta_tensor(each.handle.meta) for each in tensors}
     order = list(tensors)
-    recipe.mutates = _positions(order, written(func, args, kwargs, torch.is_tensor))
-    recipe.stays = _positions(order, written(func, args, kwargs, torch.is_tensor, aside=False))
-    if func in _ASK_THE_TASK or func in _LEARN:
-        recipe.probe = True
-        recipe.learn = func in _LEARN
-        return recipe
+    inferred.mutates = _positions(order, mutated(func, args, kwargs, torch.is_tensor))
+    inferred.stays = _positions(order, mutated(func, args, kwargs, torch.is_tensor, side_effects=False))
+    if func in _ALWAYS_PROBE or func in _PROBE_ONCE:
+        inferred.probe = True
+        inferred.probe_once = func in _PROBE_ONCE
+        return inferred
     if func is aten.as_strided.default:
-        return _as_strided(recipe, args, tensors)
+        return _as_strided(inferred, args, tensors)
     try:
-        # Nobody watches: what meta tensors go through is no part of a program that is being recorded.
+        # Operations on meta tensors are not part of a program that is being recorded.
         with warnings.catch_warnings(), without_dispatch():
             warnings.simplefilter("ignore")
             returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
     except Exception:
-        if not schema_of(func).returns:  # it only writes, as fused optimizers do: there is nothing to infer
-            recipe.outputs = [Output()]
-            return recipe
-        # Not known without values, or a mistake of the user's: the task's own kernel has the last word.
-        recipe.probe = True
-        return recipe
+        if not schema_of(func).returns:  # it only writes, as fused optimizers do
+            inferred.outputs = [InferredOutput()]
+            return inferred
+        # It depends on values, or the user made a mistake: the kernel of the task decides.
+        inferred.probe = True
+        return inferred
     returned = _asked_for(func, args, kwargs, returned)
-    _note_outputs(recipe, returned, [metas[id(each)] for each in order])
-    recipe.reshapes = any(
+    _note_outputs(inferred, returned, [metas[id(each)] for each in order])
+    inferred.reshapes = any(
         metas[id(each)].shape != each.shape or metas[id(each)].stride() != each.stride()
-        for each in (order[i] for i in recipe.mutates)
+        for each in (order[i] for i in inferred.mutates)
     )
-    return recipe
+    return inferred
 
 
 def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Any) -> Any:
-    """A backward operation makes the gradients that its mask asks for; on meta tensors it may make all."""
+    """The gradients that the mask of a backward operation asks for; on meta tensors it may return all."""
     names = [argument.name for argument in schema_of(func).arguments]
     if "output_mask" not in names:
         return returned
@@ -196,58 +206,60 @@ def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned:
     return tuple(each if asked else None for each, asked in zip(returned, given["output_mask"], strict=True))
 
 
-def _note_outputs(recipe: Recipe, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
+def _note_outputs(inferred: InferredOperation, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
     flat = flatten(returned)
-    recipe.outputs = [_output(recipe.name, each, inputs) for each in flat]
-    recipe.shape = _shape_of(returned)
-    new = [each for each in recipe.outputs if each.meta is not None]
-    recipe.made = len(new)
-    recipe.is_view = bool(new) and not recipe.mutates and all(each.view_of >= 0 for each in new)
-    only = new[0].meta if recipe.shape is None and new else None
+    inferred.outputs = [_output(inferred.name, each, inputs) for each in flat]
+    inferred.shape = _shape_of(returned)
+    new = [each for each in inferred.outputs if each.meta is not None]
+    inferred.made = len(new)
+    inferred.is_view = bool(new) and not inferred.mutates and all(each.view_of >= 0 for each in new)
+    only = new[0].meta if inferred.shape is None and new else None
     if only is None or any(only.bits):
         return
-    if new[0].view_of < 0 and not recipe.mutates:
-        recipe.first = only
-    recipe.whole = recipe.is_view and len(inputs) == 1 and only.nbytes == inputs[0].nbytes
+    if new[0].view_of < 0 and not inferred.mutates:
+        inferred.single = only
+    inferred.whole = inferred.is_view and len(inputs) == 1 and only.nbytes == inputs[0].nbytes
 
 
-def learn(recipe: Recipe, outputs: list[Output]) -> None:
-    """What a task has told of an operation holds for its signature from now on."""
-    recipe.outputs = outputs
-    recipe.made = sum(each.meta is not None for each in outputs)
-    recipe.shape = None if len(outputs) == 1 else (tuple, [None] * len(outputs))
-    recipe.probe = False
-    recipe.templates = {}
+def set_outputs(inferred: InferredOperation, outputs: list[InferredOutput]) -> None:
+    """Use the description of a task for this signature from now on."""
+    inferred.outputs = outputs
+    inferred.made = sum(each.meta is not None for each in outputs)
+    inferred.shape = None if len(outputs) == 1 else (tuple, [None] * len(outputs))
+    inferred.probe = False
+    inferred.templates = {}
 
 
-def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> Output:
+def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> InferredOutput:
     if not isinstance(value, torch.Tensor):
-        return Output(constant=value)
+        return InferredOutput(constant=value)
     for position, each in enumerate(inputs):
         if value is each:
-            return Output(same_as=position)
+            return InferredOutput(same_as=position)
     if value.layout is not torch.strided or value.is_quantized:
-        raise Unsupported(f"{name}: remote devices know no {value.layout} {value.dtype} tensors")
+        raise Unsupported(f"{name}: remote devices do not support {value.layout} tensors of {value.dtype}")
     meta = meta_of(tuple(value.shape), value.stride(), value.dtype, (value.is_conj(), value.is_neg()))
     memory = storage_key(value.untyped_storage())
     for position, each in enumerate(inputs):
         if storage_key(each.untyped_storage()) == memory:
-            return Output(meta, position, int(value.storage_offset()))
-    return Output(meta)
+            return InferredOutput(meta, position, int(value.storage_offset()))
+    return InferredOutput(meta)
 
 
-def _as_strided(recipe: Recipe, args: Sequence[Any], tensors: Sequence[Any]) -> Recipe:
-    """Its offset counts from the beginning of the memory, of which a meta tensor has none."""
+def _as_strided(
+    inferred: InferredOperation, args: Sequence[Any], tensors: Sequence[Any]
+) -> InferredOperation:
+    """Its offset counts from the beginning of the storage, which a meta tensor does not have."""
     size, stride, *offset = args[1:]
     meta = meta_of(tuple(size), tuple(stride), tensors[0].dtype, tensors[0].handle.meta.bits)
-    recipe.absolute = bool(offset) and offset[0] is not None
-    recipe.outputs = [Output(meta, 0, offset[0] if recipe.absolute else 0)]
-    recipe.made = 1
-    recipe.is_view = True
-    return recipe
+    inferred.absolute = bool(offset) and offset[0] is not None
+    inferred.outputs = [InferredOutput(meta, 0, offset[0] if inferred.absolute else 0)]
+    inferred.made = 1
+    inferred.is_view = True
+    return inferred
 
 
-def _meta_tensor(meta: Meta) -> torch.Tensor:
+def _meta_tensor(meta: TensorMeta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
     if meta.bits[0]:
         set_conj(tensor, True)
@@ -271,22 +283,22 @@ def _map_kwargs(kwargs: dict[str, Any], metas: dict[int, torch.Tensor]) -> dict[
 
 
 def _positions(tensors: Sequence[torch.Tensor], some: Iterable[torch.Tensor]) -> tuple[int, ...]:
-    """Where some of the tensors are among all."""
+    """The positions of some of the tensors among all."""
     wanted = {id(each) for each in some}
     return tuple(position for position, each in enumerate(tensors) if id(each) in wanted)
 
 
 def _shape_of(returned: Any) -> Any:
-    """None for a single thing; else the kind of sequence and what is in it."""
+    """None for a single result; else the type of the sequence and the structure of its elements."""
     if not isinstance(returned, list | tuple):
         return None
     return (list if isinstance(returned, list) else tuple, [_shape_of(each) for each in returned])
 
 
-def results_of(recipe: Recipe) -> tuple[tuple[int, ...], tuple[Result, ...]]:
-    """Which outputs are new values, and what they are, as a template says it."""
+def results_of(inferred: InferredOperation) -> tuple[tuple[int, ...], tuple[Result, ...]]:
+    """The outputs that are new values, and their description in a template."""
     picks, results = [], []
-    for position, output in enumerate(recipe.outputs):
+    for position, output in enumerate(inferred.outputs):
         if (meta := output.meta) is not None:
             picks.append(position)
             results.append(Result(meta.shape, meta.stride, dtype_name(meta.dtype), output.view_of))
