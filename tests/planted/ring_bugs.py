@@ -39,7 +39,7 @@ RING_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "what was brought is lost when a group joins",
-        "replica/ringed.py",
+        "replica/ring_exchange.py",
         "self._averaging.buffers.brought()",
         "NOTHING",
         (f"{_STEPS}_what_a_worker_brought_last_of_its_buffers_counts_while_it_skips",),
@@ -60,7 +60,7 @@ RING_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "a group joins without a word to who is in the middle of a step",
-        "replica/ringed.py",
+        "replica/ring_exchange.py",
         '        self._round(Says.HOLDS, "joins")  # on which all agree, or each hears what another does '
         "instead\n",
         "",
@@ -68,21 +68,21 @@ RING_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "who has no gradient does not divide the mean",
-        "replica/ringed.py",
+        "replica/ring_exchange.py",
         "in_backward = self._in_backward or self._outcome is not None",
         "in_backward = self._outcome is not None",
         (f"{_FOUND}[ring: no gradient beside one that is divided-2]",),
     ),
     Bug(
         "who has no gradient is not in the round of an accumulation's first pass",
-        "replica/ringed.py",
+        "replica/ring_exchange.py",
         "            self._outcome = self._round(Says.GIVES)\n        self._waits = waits\n",
         "            pass\n        self._waits = waits\n",
         (f"{_FOUND}[ring: no gradient beside one that is divided-0]",),
     ),
     Bug(
         "who has skipped expects other passes than the others",
-        "replica/ringed.py",
+        "replica/ring_exchange.py",
         "self._waits = turn.passes > 1 and outcome.complete",
         "self._waits = turn.passes > 1",
         (
@@ -105,11 +105,11 @@ RING_BUGS: tuple[Bug, ...] = (
         "replica/overlap.py",
         "if scale == 1.0 and self._members[block] <= same",
         "if self._members[block] <= same",
-        ("replica/test_on_the_wire.py", "replica/test_equivalence.py"),
+        ("differential/test_differential.py::test_a_scaled_loss_whose_gradients_are_sent_ahead",),
     ),
     Bug(
         "what was sent ahead of a skip counts for the next step",
-        "replica/served.py",
+        "replica/server_exchange.py",
         "        if self._overlap is not None:\n            self._overlap.reset()\n",
         "",
         ("replica/test_on_the_wire.py",),
@@ -123,10 +123,10 @@ RING_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "the last numbers of a short session are not told",
-        "session/watching.py",
+        "session/reporting.py",
         "        self._last = True\n",
         "        self._last = False\n",
-        ("session/test_ends.py", "session/test_watching.py"),
+        ("session/test_ends.py", "session/test_reporting.py"),
     ),
     Bug(
         "an evaluator that is started after the end waits for more",
@@ -153,7 +153,7 @@ RING_BUGS: tuple[Bug, ...] = (
     Bug(
         "a captured step leaves the gradients of its other recordings",
         "remote/client/capture.py",
-        "        self._gradients.used.append(Used(leaf, -1, None))\n",
+        "        self._gradients.used.append(UsedGradient(leaf, -1, None))\n",
         "        del leaf\n",
         (f"{_FOUND}[remote: gradients of an earlier recording-1]",),
     ),
