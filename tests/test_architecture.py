@@ -71,7 +71,7 @@ LARGE = {
 
 
 def part_of(module: str) -> str:
-    """`argosy.server.shard` belongs to `store`; what is in `argosy/__init__.py` to `argosy`."""
+    """`argosy.server.shard` belongs to `server`; what is in `argosy/__init__.py` to `argosy`."""
     names = module.split(".")
     return names[1] if len(names) > 1 else names[0]
 

@@ -83,14 +83,18 @@ def rebuilt(replica: Replica) -> None:
         (distributed_twice, alone, "distributed already"),
         (distributed_twice, ring, "distributed already"),
         (distributed_twice, served, "distributed already"),
-        (second_optimizer, served, "the servers train one model, and it was distributed at test_calls.py:"),
-        (nested, alone, "in a session already, begun at test_calls.py:"),
-        (nested, ring, "in a session already, begun at test_calls.py:"),
-        (nested, served, "in a session already, begun at test_calls.py:"),
+        (
+            second_optimizer,
+            served,
+            "the servers train one model, and it was distributed at test_call_order.py:",
+        ),
+        (nested, alone, "in a session already, begun at test_call_order.py:"),
+        (nested, ring, "in a session already, begun at test_call_order.py:"),
+        (nested, served, "in a session already, begun at test_call_order.py:"),
         (session_after_a_step, ring, "began with a step() before it"),
         (session_after_a_step, served, "began with a step() before it"),
-        (second_session, ring, "the job has ended with the session of test_calls.py:"),
-        (second_session, served, "the job has ended with the session of test_calls.py:"),
+        (second_session, ring, "the job has ended with the session of test_call_order.py:"),
+        (second_session, served, "the job has ended with the session of test_call_order.py:"),
         (rebuilt, alone, "none of the model's 2 trainable parameters is in the optimizer"),
         (rebuilt, ring, "none of the model's 2 trainable parameters is in the optimizer"),
         (rebuilt, served, "none of the model's 2 trainable parameters is in the optimizer"),
@@ -101,7 +105,7 @@ def test_it_is_refused_with_the_scripts_line(
 ) -> None:
     with pytest.raises(CallError) as caught:
         how(program)
-    assert str(caught.value).startswith("test_calls.py:")
+    assert str(caught.value).startswith("test_call_order.py:")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -150,7 +154,7 @@ def test_a_first_step_without_any_gradient_is_told_once(
     LocalCluster(1, 2, Async()).run(program)
     said = [line for line in capsys.readouterr().err.splitlines() if "has a gradient" in line]
     assert len(said) == rebuilt
-    assert all("test_calls.py:" in line for line in said)
+    assert all("test_call_order.py:" in line for line in said)
 
 
 # --- two optimizers where each replica has its own --------------------------------------------------------

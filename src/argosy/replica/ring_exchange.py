@@ -23,12 +23,11 @@ from argosy.replica.moving_averages import MovingAverages
 from argosy.replica.ring_buffers import NOTHING
 from argosy.replica.ring_items import Places, buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
-from argosy.replica.step_check import Stage, StepCheck
+from argosy.replica.step_check import BatchCheck, Stage, StepCheck
 from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
 from argosy.ring.notes import NO_WISHES, RoundOutcome, Says, Wishes
-from argosy.store.same_batches import SameBatches
 from argosy.torch_private import at_end_of_backward, graph_task
 
 
@@ -49,7 +48,7 @@ class RingExchange:
         self._step = 0
         self._parameters: list[nn.Parameter] = []
         self._averaging: Averaging | None = None
-        self._batches = _FirstBatches(member)
+        self._batches = BatchCheck(member)
         self._waits = False  # for further backward passes before the gradients are complete
         self._outcome: RoundOutcome | None = None  # of the round that this step's gradients have been through
         self._late = -1  # the backward pass that is averaged when it is over
@@ -230,8 +229,15 @@ class RingExchange:
 
     def hold(self, waits: bool) -> None:
         """See `Exchange`. A pass that was averaged already counts with the others, and not on its own."""
+        if self._in_backward and self._outcome is None:  # others may have averaged a pass that this one lacks
+            self._outcome = self._round(Says.GIVES)
         self._waits = waits
         self._take_back(Says.HOLDS)
+
+    @property
+    def _in_backward(self) -> bool:
+        """Whether the others average the pass of this moment in backward, and so before they scale it."""
+        return self._overlaps and not self._waits
 
     def _take_back(self, says: Says) -> None:
         outcome, self._outcome = self._outcome, None
@@ -245,12 +251,17 @@ class RingExchange:
             return Verdict("dropped", self._step, stop=True)
         if self._grown:
             self.extend(len(self._parameters))
-        in_backward = self._outcome is not None
-        scale(self._parameters, turn.factor)
+        in_backward = self._in_backward or self._outcome is not None
+        if not in_backward:
+            scale(self._parameters, turn.factor)
         if self._outcome is None:
             self._outcome = self._round(Says.GIVES, takes=True)
+        if in_backward:
+            scale(self._parameters, turn.factor)
         clip(self._parameters, self._clip_norm)
         outcome, self._outcome = self._outcome, None
+        # The next passes are likely to be like these; but who has skipped does not know that.
+        self._waits = turn.passes > 1 and outcome.complete
         if outcome.complete:
             self._step_check.scaled(turn.factor if in_backward else 1.0)
         if not outcome.complete and not self._end_step(outcome, Says.GIVES):
@@ -299,6 +310,7 @@ class RingExchange:
             self._follow_the_others()
         elif not outcome.complete and self._end_step(outcome, Says.SKIPS):
             self._apply()  # another worker has not left it out
+        self._waits = False
         return Verdict("skipped", self._step, stop=self._stops)
 
     def _follow_the_others(self) -> None:
@@ -313,7 +325,6 @@ class RingExchange:
                     self._apply()
                 if not ended.held:
                     return
-                self._waits = True  # the others accumulate: so will this worker
         finally:
             for parameter, gradient in zip(self._parameters, own, strict=True):
                 parameter.grad = gradient
@@ -372,22 +383,3 @@ class RingExchange:
         if self._averaging is not None:
             self._averaging.close()
             self._averaging = None
-
-
-class _FirstBatches:
-    """Whether the workers begin with the same batches: told through the store, where nobody waits."""
-
-    def __init__(self, member: RingMember) -> None:
-        self._member = member
-        self._compares = False
-
-    def after_step(self, digest: int) -> None:
-        """A step was made with a gradient of this worker; `digest`: of its first batches, once."""
-        if digest:
-            self._member.tell("batches", str(digest))
-            self._compares = self._member.rank == 0
-        elif self._compares:  # whoever has a part in this step has told its own before it
-            self._compares = False
-            first = SameBatches()
-            for rank, told in self._member.told("batches").items():
-                first.heard(rank, int(told))

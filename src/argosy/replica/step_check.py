@@ -1,4 +1,4 @@
-"""That all replicas of a ring make the same steps: each marks its rounds with what it is about to do.
+"""Whether all replicas of a ring make the same steps: each marks its rounds with what it is about to do.
 
 The mark is one number: how many steps were made, what the round is for, and a checksum of the hyperparameters
 and whatever else must be alike. It is made anew only when something has changed.
@@ -16,8 +16,10 @@ import torch
 
 from argosy.errors import ArgosyError, ConfigError
 from argosy.replica.hyperparameters import is_plain
+from argosy.ring.member import RingMember
 from argosy.ring.notes import RoundOutcome
 from argosy.store.optimizers import IMPLEMENTATION, disagreement
+from argosy.store.same_batches import SameBatches
 
 _BITS = 31
 # A round begins a step, ends one that others have skipped, or comes before a group of parameters that joins.
@@ -144,3 +146,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return float(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+class BatchCheck:
+    """Whether the workers begin with the same batches: told through the store, where nobody waits."""
+
+    def __init__(self, member: RingMember) -> None:
+        self._member = member
+        self._compares = False
+
+    def after_step(self, digest: int) -> None:
+        """A step was made with a gradient of this worker; `digest`: of its first batches, once."""
+        if digest:
+            self._member.tell("batches", str(digest))
+            self._compares = self._member.rank == 0
+        elif self._compares:  # whoever has a part in this step has told its own before it
+            self._compares = False
+            first = SameBatches()
+            for rank, told in self._member.told("batches").items():
+                first.heard(rank, int(told))

@@ -265,6 +265,8 @@ class ParameterServer:
                 worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
             )
             self._coordinator.hear(worker, header)
+            if push.last:  # the steps that follow from its leaving are made without it
+                self._executor.buffers.forget(worker)
             if header.shared:
                 plain = header
                 if header.buffers or header.numbers:
