@@ -22,10 +22,11 @@ MAY_IMPORT = {
     "script": set(),
     "modes": {"errors"},
     "torch_private": set(),
+    "shared_memory": {"errors"},
     "protocol": {"errors", "modes"},
     "cluster": {"errors", "events", "modes"},
     "update": {"modes", "protocol"},
-    "wire": {"errors", "cluster", "protocol"},
+    "wire": {"errors", "cluster", "protocol", "shared_memory"},
     "checkpoint": {"protocol", "errors", "events", "wire", "observe.journal"},
     "store": {
         "protocol",
@@ -36,10 +37,11 @@ MAY_IMPORT = {
         "update",
         "wire",
         "checkpoint",
+        "shared_memory",
         "torch_private",
     },
-    # The ring shares memory as the wire does, and knows the words that a task is configured by.
-    "ring": {"errors", "events", "cluster", "wire.shared_memory", "torch_private"},
+    # The ring knows the words that a task is configured by.
+    "ring": {"errors", "events", "cluster", "shared_memory", "torch_private"},
     "replica": {
         "errors",
         "events",
@@ -57,7 +59,7 @@ MAY_IMPORT = {
         "hooks",
         "torch_private",
     },
-    "remote": {"protocol", "errors", "events", "cluster", "wire", "torch_private"},
+    "remote": {"protocol", "errors", "events", "cluster", "wire", "shared_memory", "torch_private"},
     "session": {
         "errors",
         "events",
@@ -153,7 +155,7 @@ def imports_of(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             base = node.module or ""
-            parts = [f"{base}.{alias.name}" for alias in node.names if (SOURCE / alias.name).exists()]
+            parts = [f"{base}.{alias.name}" for alias in node.names if list(SOURCE.glob(f"{alias.name}*"))]
             yield from parts if base == "argosy" and parts else [base]
 
 

@@ -15,12 +15,12 @@ from argosy.errors import WireError
 from argosy.protocol.fields import Group
 from argosy.protocol.joining import OptimizerSpec
 from argosy.protocol.layout import Layout, Piece
+from argosy.shared_memory.large_pages import empty_like
 from argosy.store.averages import decay_at
 from argosy.store.flat_optimizer import FlatOptimizer
 from argosy.store.ranges import Range, complement, intersection, merged
 from argosy.store.sums import Gradient, Part, Sums
 from argosy.torch_private import foreach_lerp_
-from argosy.wire.large_pages import empty_like
 from argosy.wire.tensors import torch_dtype
 
 _HALF = frozenset({torch.float16, torch.bfloat16})

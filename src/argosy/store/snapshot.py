@@ -9,9 +9,9 @@ from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
 from argosy.errors import ConfigError
 from argosy.protocol.layout import Layout, Piece
+from argosy.shared_memory.large_pages import empty_like
 from argosy.store.ranges import count_at
 from argosy.store.shard import BlockState, Shard
-from argosy.wire.large_pages import empty_like
 
 
 class Snapshot:

@@ -12,21 +12,13 @@ from typing import Any
 
 import torch
 
+from argosy import torch_private as private
 from argosy.remote.client.handle import Device, Meta, meta_of
 from argosy.remote.operations.allowed import ALLOWED
 from argosy.remote.operations.instructions import Result
 from argosy.remote.operations.kernel import flatten
 from argosy.remote.operations.mutation import is_joint, written
 from argosy.remote.transport.tensor_codec import dtype_name, dtype_of
-from argosy.torch_private import (
-    KERNEL_DEPENDENT,
-    has_kernel,
-    schema_of,
-    set_conj,
-    set_neg,
-    storage_key,
-    without_dispatch,
-)
 
 aten = torch.ops.aten
 
@@ -35,7 +27,7 @@ _ASK_THE_TASK = {aten.equal.default, aten.is_nonzero.default}
 # What these return depends on the kernels that the task has, and the meta kernels do not know it: the task
 # is asked the first time, and for every signature only then.
 _LEARN = {
-    *KERNEL_DEPENDENT,
+    *private.KERNEL_DEPENDENT,
     aten.native_batch_norm.default,
     aten.native_layer_norm.default,
     aten.native_group_norm.default,
@@ -147,7 +139,8 @@ def infer(
     recipe.inputs, recipe.floats = len(tensors), floats
     if recipe.alias:
         return recipe
-    if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
+    name, has_kernel = func.name(), private.has_kernel
+    if has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"):
         # Seen only in inference mode; elsewhere torch has taken it apart before it comes here.
         recipe.decompose = True
         return recipe
@@ -168,11 +161,11 @@ def infer(
         return _as_strided(recipe, args, tensors)
     try:
         # Nobody watches: what meta tensors go through is no part of a program that is being recorded.
-        with warnings.catch_warnings(), without_dispatch():
+        with warnings.catch_warnings(), private.without_dispatch():
             warnings.simplefilter("ignore")
             returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
     except Exception:
-        if not schema_of(func).returns:  # it only writes, as fused optimizers do: there is nothing to infer
+        if not private.schema_of(func).returns:  # it only writes, as fused optimizers do
             recipe.outputs = [Output()]
             return recipe
         # Not known without values, or a mistake of the user's: the task's own kernel has the last word.
@@ -219,9 +212,9 @@ def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> Output:
     if value.layout is not torch.strided or value.is_quantized:
         raise Unsupported(f"{name}: remote devices know no {value.layout} {value.dtype} tensors")
     meta = meta_of(tuple(value.shape), value.stride(), value.dtype, (value.is_conj(), value.is_neg()))
-    memory = storage_key(value.untyped_storage())
+    memory = private.storage_key(value.untyped_storage())
     for position, each in enumerate(inputs):
-        if storage_key(each.untyped_storage()) == memory:
+        if private.storage_key(each.untyped_storage()) == memory:
             return Output(meta, position, int(value.storage_offset()))
     return Output(meta)
 
@@ -240,9 +233,9 @@ def _as_strided(recipe: Recipe, args: Sequence[Any], tensors: Sequence[Any]) -> 
 def _meta_tensor(meta: Meta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
     if meta.bits[0]:
-        set_conj(tensor, True)
+        private.set_conj(tensor, True)
     if meta.bits[1]:
-        set_neg(tensor, True)
+        private.set_neg(tensor, True)
     return tensor
 
 

@@ -22,6 +22,7 @@ from argosy.errors import WireError
 from argosy.events import say
 from argosy.protocol.remote_work import Parcel, Work
 from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, Inlet, Lane, connect
+from argosy.shared_memory.bells import hear, new_bell, ring
 
 Frames = Sequence[torch.Tensor]
 
@@ -48,7 +49,7 @@ class Neighbours:
         self._adopted: deque[socket.socket] = deque()
         self._inlets: dict[int, Inlet] = {}
         self._poller = select.poll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = new_bell()
         self._poller.register(self._wake, select.POLLIN)
         self._asleep = False
         self._closed = False
@@ -74,7 +75,7 @@ class Neighbours:
         if self._asleep:
             with self._lock:
                 if not self._closed:
-                    os.eventfd_write(self._wake, 1)
+                    ring(self._wake)
 
     def lane(self, task: str, address: Callable[[], Address]) -> Lane | None:
         """The way to a task of this machine; None: it is on another."""
@@ -133,7 +134,7 @@ class Neighbours:
         self._asleep = False
         for descriptor, _ in ready:
             if descriptor == self._wake:
-                os.eventfd_read(self._wake)
+                hear(self._wake)
             elif (found := self._inlets.get(descriptor)) is not None:
                 self._take(descriptor, found)
 

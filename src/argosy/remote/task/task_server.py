@@ -34,6 +34,7 @@ from argosy.protocol.remote_work import (
 )
 from argosy.remote.task.client_session import Session
 from argosy.remote.transport.same_host import LaneListener
+from argosy.shared_memory.bells import new_bell, ring
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
 from argosy.wire.message import Message
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
@@ -75,7 +76,7 @@ class Host:
         self._ended: list[Session] = []
         # What is not for us: a worker that takes this task for a parameter server.
         self.foreign: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = new_bell()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name=f"argosy-host-{self.task}", daemon=True)
         self._thread.start()
@@ -203,7 +204,7 @@ class Host:
             self._closing = True
             sessions = [*self._sessions.values(), *self._ended]
             self._sessions.clear()
-        os.eventfd_write(self._wake, 1)
+        ring(self._wake)
         self._thread.join()
         for session in sessions:
             session.close()

@@ -6,7 +6,6 @@ for long is no loan: beyond a limit frames are copied, so that the lender can go
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from argosy.errors import WireError
-from argosy.wire.shared_memory import Region, offsets_of
+from argosy.shared_memory.region import Region, offsets_of
 
 # So much may be borrowed in this process at a time, in bytes.
 _MOST = 128 * 2**20
@@ -66,9 +65,7 @@ class Lender:
         if not size:
             self._give_back()
             return [_NOTHING] * len(sizes)
-        buffer: Any = (ctypes.c_char * size).from_address(self._region.address)
-        # An array may carry what must live as long as it does.
-        buffer.loan = _Loan(size, self._give_back, self._region)
+        buffer = self._region.buffer(size, _Loan(size, self._give_back, self._region))
         # Each in a storage of its own: they share nothing but the loan.
         pieces = zip(offsets, sizes, strict=True)
         return [_frame(buffer, offset, length) if length else _NOTHING for offset, length in pieces]

@@ -25,10 +25,10 @@ from argosy.protocol.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.protocol.header import Header
 from argosy.remote.transport.borrowed_buffers import Lender
 from argosy.remote.transport.send_buffers import ACK, Slot, Slots
+from argosy.shared_memory import passing
+from argosy.shared_memory.region import Region, offsets_of
 from argosy.wire.message import Message, decode, encode
-from argosy.wire.shared_memory import Region, offsets_of
 from argosy.wire.tensors import bytes_of
-from argosy.wire.unix_channel import is_ours
 
 # How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this
 # message.
@@ -45,20 +45,14 @@ _GULP = 256 * 1024
 
 
 def _name(port: int) -> str:
-    return f"\0argosy-lane-{os.getuid()}-{port}"
+    return f"argosy-lane-{os.getuid()}-{port}"
 
 
 class LaneListener:
     """A task's end: peers of this machine connect to it."""
 
     def __init__(self, port: int) -> None:
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._server.bind(_name(port))
-            self._server.listen()
-        except OSError:
-            self._server.close()
-            raise
+        self._server = passing.listen(_name(port), socket.SOCK_STREAM)
 
     def fileno(self) -> int:
         """Readable when somebody connects."""
@@ -67,14 +61,14 @@ class LaneListener:
     def accept(self) -> tuple[bytes, str, socket.socket] | None:
         """A new connection: which way it goes, and the client whose it is. None for a stranger's."""
         with contextlib.suppress(OSError):
-            sock, _ = self._server.accept()
-            if is_ours(sock):
+            sock = passing.accept(self._server)
+            if sock is not None:
                 sock.settimeout(1.0)  # they are sent at once, by a task that is one of ours
                 words = sock.recv(1 + _CLIENT, socket.MSG_WAITALL)
                 sock.setblocking(False)
                 if len(words) == 1 + _CLIENT:
                     return words[:1], words[1:].decode(errors="replace"), sock
-            sock.close()
+                sock.close()
         return None
 
     def close(self) -> None:
@@ -86,11 +80,8 @@ def connect(address: Address, way: bytes, client: str) -> socket.socket:
     """A connection for a client's session on a task; an OSError if there is no such task on this machine."""
     if not address.is_loopback:
         raise OSError("not on this machine")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = passing.connect(_name(address.port), socket.SOCK_STREAM)
     try:
-        sock.connect(_name(address.port))
-        if not is_ours(sock):
-            raise PermissionError("another user's")
         sock.sendall(way + client.encode()[:_CLIENT].ljust(_CLIENT))
         sock.setblocking(False)
     except OSError:
@@ -188,7 +179,7 @@ class Lane:
         try:
             while True:
                 try:
-                    sent = socket.send_fds(self._sock, [head], [descriptor])
+                    sent = passing.send(self._sock, head, [descriptor])
                     break
                 except BlockingIOError:
                     self._on_full(self._sock, True)
@@ -233,7 +224,7 @@ class Inlet:
     def take(self) -> Iterator[Message[Header]]:
         """The messages that have come. EOFError: no more will; a WireError: nothing that may be believed."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._sock, _GULP, 16)
+            data, descriptors = passing.receive(self._sock, _GULP, 16)
         except BlockingIOError:
             return
         except OSError:
@@ -294,8 +285,7 @@ class Inlet:
     def close(self) -> None:
         """Hang up."""
         self._sock.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
+        passing.close_all(self._descriptors)
         self._descriptors.clear()
         self._lenders.clear()
 

@@ -8,17 +8,15 @@ the end of both.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from argosy.wire.shared_memory import Region
+from argosy.shared_memory.region import Region
 
 ACK = struct.Struct("<I")
 # So much may be held by tensors of this process, in bytes: slots stay, memory of torch's own comes back.
@@ -49,8 +47,7 @@ class Slot:
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
         """A tensor in here, without gaps; it holds the slot for as long as it, or a view of it, lives."""
-        buffer: Any = (ctypes.c_char * self.region.size).from_address(self.region.address)
-        buffer.hold = _Hold(self)
+        buffer = self.region.buffer(self.region.size, _Hold(self))
         flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape))
         return flat.as_strided(shape, stride)
 
