@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help venv demo test test-slow test-planted lint pytest soak bench clean
+.PHONY: help venv demo test test-slow test-faults test-planted lint pytest soak bench clean
 
 help:             ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,11 +31,14 @@ lint: venv        ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-pytest: venv      ## all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+pytest: venv      ## all tests but the slow ones and further cases of faults
+	$(BIN)/python -m pytest -m "not slow and not faults"
 
 test-slow: venv   ## the slow ones: torch's own tests of devices and backends, two hosts, whole examples
 	$(BIN)/python -m pytest -m slow
+
+test-faults: venv ## every case of every fault, on 3 hosts too: deaths, resets, full disks, bad input
+	$(BIN)/python -m pytest -m "not slow or faults" tests/faults
 
 test-planted: venv ## plant small bugs in a copy, and see that a test notices each
 	$(BIN)/python tests/planted/planting.py

@@ -48,7 +48,7 @@ MAY_IMPORT = {
         "script",
         "modes",
         "cluster",
-        "update.cuts",
+        "update.checkpoints",
         "protocol",
         "checkpoint",
         "wire",
@@ -134,6 +134,12 @@ OF_AN_OPTIMIZER = {
 NAMES_TORCH_IN_A_TEXT = {("argosy.launch.job", "torch._dynamo")}
 NO_NAMES_LIKE_THESE = {"utils", "helpers", "manager", "common", "misc", "base", "core"}
 MOST_LINES = 400
+# What is larger all the same, and why.
+LARGE = {
+    "argosy.remote.client.cluster_client": "one class: the state of a connection, all of it under one lock",
+    "argosy.remote.client.dispatch": "a remote tensor and its dispatch need each other",
+    "argosy.remote.task.client_session": "one method for each instruction of a batch",
+}
 
 
 def part_of(module: str) -> str:
@@ -342,6 +348,7 @@ def test_a_private_name_of_torch_is_found(code: str, tmp_path: Path) -> None:
 def test_modules_are_small_and_say_what_they_are() -> None:
     for path in MODULES:
         text = path.read_text()
-        assert len(text.splitlines()) <= MOST_LINES, f"{name_of(path)} is too long"
+        is_large = len(text.splitlines()) > MOST_LINES
+        assert is_large == (name_of(path) in LARGE), f"{name_of(path)} is too long, or no longer large"
         assert ast.get_docstring(ast.parse(text)), f"{name_of(path)} has no docstring"
         assert path.stem not in NO_NAMES_LIKE_THESE, f"{name_of(path)} could be anything"

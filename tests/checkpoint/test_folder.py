@@ -25,7 +25,9 @@ def save(archive: Archive, step: int, value: float | None = None, servers: int =
     full = torch.full((4, servers), float(step) if value is None else value)
     flat = full.view(-1)
     parameter = SavedParameter("w", tuple(full.shape), "float32")
-    archive.begin(Index(step, {}, 0.0, (parameter,), SavedOptimizer("SGD", ({},)), ()), servers)
+    index = Index(step, {}, 0.0, (parameter,), SavedOptimizer("SGD", ({},)), ())
+    archive.begin()
+    files, errors = [], []
     for server in range(servers):
         writer = ShardWriter(archive.directory, f"shard-{server}-of-{servers}.safetensors")
         start, stop = 4 * server, 4 * server + 4
@@ -34,9 +36,12 @@ def save(archive: Archive, step: int, value: float | None = None, servers: int =
         writer.close()
         result = writer.result()
         assert result is not None
-        archive.collect(server, *result)
-    assert archive.complete
-    archive.publish({0: b"state"})
+        _, file, error = result
+        if file is not None:
+            files.append(file)
+        else:
+            errors.append(error)
+    archive.publish(index, files, {0: b"state"}, errors)
     while (outcome := archive.poll()) is None:
         pass
     return outcome.error

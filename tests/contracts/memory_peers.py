@@ -15,7 +15,7 @@ import torch
 
 from argosy.protocol.asking import WaitingRequest
 from argosy.protocol.frames import FrameSpec
-from argosy.remote.transport.same_host import Inlet, Lane
+from argosy.remote.transport.same_host import SameHostReceiver, SameHostSender
 from argosy.shared_memory import passing
 from argosy.shared_memory.bells import hear, new_bell
 from argosy.shared_memory.counters import WIDTH, Counters
@@ -58,7 +58,7 @@ def write_to_lane(name: str, rounds: int) -> None:
 
     sock = passing.connect(name, socket.SOCK_STREAM)
     sock.setblocking(False)
-    lane = Lane(sock, wait, most=8 * COUNT)
+    lane = SameHostSender(sock, wait, most=8 * COUNT)
     for number in range(1, rounds + 1):
         lane.send(WaitingRequest(0), [torch.full((COUNT,), number).view(torch.uint8)])
     select.select([sock], [], [], PATIENCE)
@@ -73,7 +73,7 @@ def read_from_lane(start: Callable[[str], None], rounds: int) -> Iterator[torch.
     server.close()
     assert sock is not None
     sock.setblocking(False)
-    inlet, left = Inlet(sock), rounds
+    inlet, left = SameHostReceiver(sock), rounds
     while left:
         assert select.select([inlet], [], [], PATIENCE)[0]
         for message in inlet.take():

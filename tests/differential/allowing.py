@@ -51,7 +51,19 @@ def _options(program: Program) -> bool:
         # Without a gradient a scaler has to be told its scale again.
         and not (program.scaler and {"none", "inf"} <= {each.act for each in program.passes})
         and not (program.wire == "float16" and "short" in program.parts)
+        and not _exchanges_what_it_discards(program)
     )
+
+
+def _exchanges_what_it_discards(program: Program) -> bool:
+    """In the ring a backward pass that is averaged brings its buffers, also if it is thrown away afterwards.
+
+    The mean of all is the same, but not what each has brought last.
+    """
+    ring = program.averages_in_backward and any(phase.way == "ring" for phase in program.phases)
+    brings = program.buffers == "mean" and bool(MOVING & set(program.parts))
+    skips = any(each.act != "step" for each in program.passes)
+    return ring and brings and skips and any(each.discard for each in program.passes)
 
 
 def _phase(program: Program, phase: Phase) -> bool:
@@ -90,7 +102,14 @@ def _turn(program: Program, phase: Phase, number: int, turn: Turn) -> bool:
         all(_deed_is_whole(phase, turn, deed, last and not moving) for deed in deeds)
         and not ("inf" in acts and not program.scaler)
         and not (moving and acts & {"undo", "inf", "none"})
+        and not (moving and any(each.weight == 0.0 for each in passes))  # it is skipped after its pass
         and not (moving and any(len(deed) > 1 and deed[-1].act == "skip" for deed in deeds))
+        # The script looks, and its scheduler steps, at every verdict that is not "held".
+        and not (
+            phase.way == "tokens"
+            and (program.watches or program.scheduler)
+            and any(each.weight == 0.0 for deed in deeds for each in deed[:TOKENS])
+        )
         and not (program.clip == "own" and (turn.every > 1 or phase.way == "tokens"))
         and not (program.clip == "own" and "none" in acts)
         and not (any(each.weight is not None for each in passes) and not phase.weighted)

@@ -162,6 +162,13 @@ FOUND: dict[str, tuple[Program, ...]] = {
     ),
     "the state of an empty parameter": (
         Program(0, (_sync("step", servers=3),), parts=("empty", "strided"), options=MOMENTUM, reads=True),
+        Program(
+            0,
+            (_sync("step,branch", servers=3),),
+            parts=("linear", "empty", "branch"),
+            optimizer="Adagrad",
+            reads=True,
+        ),
     ),
 }  # fmt: skip
 
@@ -177,5 +184,12 @@ REMOTE_FOUND: dict[str, tuple[RemoteProgram, ...]] = {
     ),
     "remote: gradients of an earlier recording": (
         RemoteProgram(0, ((Call(),) * 3 + _ELSEWHERE + (Call(),)), captured=True, grads=True),
+        RemoteProgram(
+            0,
+            (*(Call(branch=False),) * 2, Call(), Call(branch=False)),
+            parts=("linear", "branch"),
+            captured=True,
+            grads=True,
+        ),
     ),
 }

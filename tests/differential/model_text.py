@@ -48,7 +48,7 @@ _PARTS: dict[Part, tuple[list[str], str]] = {
     "late": (["self.late = nn.Linear(3, 2, dtype=D)"], "cost(self.late(x))"),
     "norm": (["self.norm = nn.BatchNorm1d(3, dtype=D)"], "cost(self.norm(x))"),
     "normed": (
-        ["self.normed = nn.Sequential(nn.Linear(3, 3, dtype=D), nn.BatchNorm1d(3, dtype=D))"],
+        ["self.normed = nn.Sequential(nn.Linear(3, 3, bias=False, dtype=D), nn.BatchNorm1d(3, dtype=D))"],
         "cost(self.normed(x))",
     ),
     "count": (['self.register_buffer("count", torch.tensor(0))'], ""),

@@ -144,6 +144,10 @@ def unbroken(program: Program) -> Program | None:
     if len(program.phases) == 1 or len(shapes) > 1 or program.wire is not None or program.linear:
         return None
     turns = tuple(turn for phase in program.phases for turn in phase.turns)
+    # What each worker brought last of its buffers is not saved: it matters to who skips.
+    brings = program.buffers == "mean" and MOVING & set(program.parts)
+    if brings and any(each.act != "step" for each in program.passes):
+        return None
     return replace(program, phases=(replace(first, turns=turns),))
 
 

@@ -254,12 +254,15 @@ class _Training:
                 continue
             passes, weight = passes + 1, weight + self._weight(phase, each, x)
             if phase.way == "tokens":
-                given.append(_Given(worker, self._sent(phase, gathered, 1.0), weight))
+                if weight:
+                    given.append(_Given(worker, self._sent(phase, gathered, 1.0), weight))
+                statuses.append("skipped" if not weight else "applied" if place == TOKENS else "held")
                 gathered, weight = {}, 0.0
                 self._refresh(phase, set(self.masters))  # it is answered at once
-                statuses.append("applied" if place == TOKENS else "held")
             elif passes < turn.every and turn.deeds[worker][0].act != "add":
                 statuses.append("held")
+            elif not weight:
+                statuses.append("skipped")  # what weighs nothing is
             else:
                 parts = 1 if turn.deeds[worker][0].act == "add" else turn.every
                 given.append(_Given(worker, self._sent(phase, gathered, parts), weight))

@@ -197,7 +197,7 @@ def _tensors(program: Program) -> int:
     """How many the optimizer has at the start."""
     single = {"scalar", "empty", "unused", "sparse", "strided"}
     outside = {"late", "constant", "count", "flag"}
-    more = {"tied": 3, "normed": 4}
+    more = {"tied": 3, "normed": 3}
     return sum(0 if p in outside else 1 if p in single else more.get(p, 2) for p in program.parts)
 
 

@@ -33,15 +33,22 @@ FLAGS = {
 }
 
 
+MORE = pytest.mark.faults
+
+
 @pytest.mark.parametrize(
     ("way", "fails", "others"),
     [
         ("sync", "worker1", ["ps/task:0", "ps/task:1", "worker/task:0"]),
-        ("sync", "ps0", ["ps/task:1", "worker/task:0", "worker/task:1"]),
-        ("async", "ps1", ["ps/task:0", "worker/task:0", "worker/task:1"]),
-        ("ring", "worker0", ["worker/task:1", "worker/task:2"]),
+        pytest.param(
+            "sync", "ps0", ["ps/task:1", "worker/task:0", "worker/task:1"], marks=pytest.mark.faults
+        ),
+        pytest.param(
+            "async", "ps1", ["ps/task:0", "worker/task:0", "worker/task:1"], marks=pytest.mark.faults
+        ),
+        pytest.param("ring", "worker0", ["worker/task:1", "worker/task:2"], marks=MORE),
         ("ring", "worker2", ["worker/task:0", "worker/task:1"]),
-        ("evaluator", "worker0", ["ps/task:0", "evaluator/task:0"]),
+        pytest.param("evaluator", "worker0", ["ps/task:0", "evaluator/task:0"], marks=MORE),
     ],
 )
 def test_those_who_wait_are_told_and_end_by_themselves(

@@ -45,7 +45,10 @@ def words(way: str, logs: Path) -> list[object]:
     return ["-m", "argosy.cli", "run", *flags]
 
 
-@pytest.mark.parametrize("way", ["alone", "ring", "sync", "async"])
+@pytest.mark.parametrize(
+    "way",
+    ["sync", *(pytest.param(way, marks=pytest.mark.faults) for way in ("alone", "ring", "async"))],
+)
 def test_a_final_state_that_is_not_saved_is_an_error_and_said_last(
     jobs: Jobs, small_disk: Path, way: str
 ) -> None:
@@ -101,6 +104,7 @@ print("trained", session.global_step, flush=True)
 """
 
 
+@pytest.mark.faults
 def test_no_room_for_summaries_and_traces_is_said_once_and_costs_nothing_else(
     jobs: Jobs, small_disk: Path
 ) -> None:

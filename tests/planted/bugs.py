@@ -40,10 +40,10 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "a cut that was due while another was written is forgotten",
-        "update/cuts.py",
-        "if self._next is None or step < self._next or self._writing:",
-        "if self._next is None or step != self._next or self._writing:",
-        ("update/test_cuts.py",),
+        "update/checkpoints.py",
+        "if self._next is None or step < self._next or self._busy or self._over:",
+        "if self._next is None or step != self._next or self._busy or self._over:",
+        ("update/test_checkpoint_states.py",),
     ),
     Bug(
         "the norm is of one server's share",

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from argosy.remote.operations.allowed import ALLOWED, find_operation
 from argosy.remote.operations.instructions import Template, write_argument
-from argosy.remote.operations.kernel import Compiled
+from argosy.remote.operations.kernel import Kernel
 
 SAMPLES, LARGEST = 4, 100_000
 DTYPES = (
@@ -212,10 +212,10 @@ class Mutator:
 def attempt(name: str, args: list[Any], kwargs: dict[str, Any], generator: torch.Generator) -> None:
     """Let a task's own code run it, as if a client had asked."""
     tensors = [each for each in _leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    wire = [write_argument(each, lambda _: False) for each in args]
-    more = {key: write_argument(each, lambda _: False) for key, each in kwargs.items() if key != "pin_memory"}
+    wire = [write_argument(each, False) for each in args]
+    more = {key: write_argument(each, False) for key, each in kwargs.items() if key != "pin_memory"}
     template = Template(0, name, wire, more, len(tensors), 0, "cpu:0", (), None)
-    Compiled(template, torch.device("cpu")).call(tensors, [], generator)
+    Kernel(template, torch.device("cpu")).call(tensors, [], generator)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 
 from argosy.protocol.header import Header
-from argosy.remote.transport.same_host import Inlet, Lane
+from argosy.remote.transport.same_host import SameHostReceiver, SameHostSender
 from argosy.wire.message import Message
 
 
@@ -17,23 +17,23 @@ def wait(sock: socket.socket, _: bool) -> None:
 
 
 @contextlib.contextmanager
-def ends(most: float = 2**30) -> Iterator[tuple[Lane, Inlet]]:
+def ends(most: float = 2**30) -> Iterator[tuple[SameHostSender, SameHostReceiver]]:
     """A sender's end and a receiver's."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     near.setblocking(False)
     far.setblocking(False)
-    lane, inlet = Lane(near, wait, most), Inlet(far)
+    lane, receiver = SameHostSender(near, wait, most), SameHostReceiver(far)
     try:
-        yield lane, inlet
+        yield lane, receiver
     finally:
         lane.close()
-        inlet.close()
+        receiver.close()
 
 
-def next_of(inlet: Inlet) -> Message[Header]:
+def next_of(receiver: SameHostReceiver) -> Message[Header]:
     """The next message; memory that comes with one ends what is read at once, so it may take two looks."""
     for _ in range(10):
-        select.select([inlet], [], [], 5)
-        for message in inlet.take():
+        select.select([receiver], [], [], 5)
+        for message in receiver.take():
             return message
     raise AssertionError("nothing came")

@@ -13,6 +13,7 @@ from torch import nn
 from ways import WAYS, Way, run
 
 import argosy
+from argosy.checkpoint import folder
 from argosy.checkpoint.index import read
 from argosy.errors import ConfigError
 from argosy.replica.replica import Replica
@@ -230,6 +231,37 @@ def test_a_ring_whose_chief_has_nothing_left_to_save_ends_well(last_step: int, t
 
     assert run("ring", program) == [last_step] * 2
     assert not list(tmp_path.glob(".ring*"))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["directory", "no directory"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_chief_wants_all_do_after_the_same_step(way: Way, kept: bool, tmp_path: Path) -> None:
+    directory = tmp_path if kept else None
+
+    def program(replica: Replica) -> tuple[int, float]:
+        weight = number()
+        optimizer = replica.distribute(torch.optim.SGD([weight], lr=1.0))
+        with replica.session(nn.ParameterList([weight]), optimizer, directory=directory) as session:
+            for _ in session.batches(range(100)):
+                weight.grad = torch.ones(1)
+                optimizer.step()
+                if replica.is_chief and session.global_step == 2:
+                    session.save()
+                if replica.is_chief and session.global_step == 6:
+                    session.stop()
+        return session.global_step, weight.item()
+
+    ended = run(way, program)
+    if way == "alone":
+        assert ended == [(6, -6.0)]
+    elif way == "ring":
+        assert ended == [(7, -7.0)] * 2  # the others hear of it in their next step
+    else:
+        assert ended[1] == (7, -7.0)
+    if kept:
+        saved = folder.saved(tmp_path)
+        assert [each.step for each in saved] == [3, 6 if way == "alone" else 7]
+        assert all(read(saved[0].path).replicas[worker] for worker in range(len(ended)))
 
 
 def test_a_ring_whose_replicas_see_other_directories_says_so(tmp_path: Path) -> None:

@@ -99,6 +99,41 @@ def test_who_skips_steps_with_the_clipped_gradient() -> None:
     assert first == second == pytest.approx(-2.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_a_worker_brought_last_of_its_buffers_counts_while_it_skips(every: int) -> None:
+    class Counting(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.weight = weight
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, value: float) -> Tensor:
+            self.get_buffer("seen").add_(value)
+            return (self.weight * value).sum()
+
+    def program(replica: Replica) -> tuple[list[float], float]:
+        weight, optimizer = one_weight(replica)
+        model, seen = Counting(weight), []
+        with replica.session(model, optimizer, buffers="mean"):
+            for turn in range(3):
+                if turn == 1 and replica.index == 1:
+                    optimizer.skip()
+                else:
+                    for _ in range(every):
+                        optimizer.zero_grad()
+                        model(10.0 if replica.index else 2.0).backward()
+                        optimizer.step(every=every)
+                if turn == 0:
+                    late = nn.Parameter(torch.zeros(1))
+                    optimizer.add_param_group({"params": [late]})
+                seen.append(model.get_buffer("seen").item())
+        return seen, weight.item()
+
+    # 2 and 10, so 6; then 8 and the 10 of before, so 9; then 11 and 19.
+    seen = [every * each for each in (6.0, 9.0, 15.0)]
+    assert in_ring(2, program) == [(seen, -14.0)] * 2
+
+
 def test_who_skips_leaves_out_what_nobody_used() -> None:
     """A gradient that is left of an earlier step is not applied, and is left as it is."""
 
@@ -365,6 +400,48 @@ def test_a_skip_in_the_step_after_a_new_group(skips: int, inside: bool) -> None:
     assert in_ring(2, program) == [(-3.0, 8.0)] * 2
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_new_group_after_the_backward_pass_beside_a_skip_is_an_error_on_all(before: bool) -> None:
+    """Whether the one who skips adds its group before that or afterwards: nobody waits for the other."""
+
+    def program(replica: Replica) -> None:
+        weight, optimizer = one_weight(replica)
+        late = nn.Parameter(torch.zeros(1))
+        with replica.session(nn.ParameterList([weight]), optimizer):
+            if replica.index == 0:
+                give(weight, 1.0)
+                optimizer.add_param_group({"params": [late]})
+                optimizer.step()
+                return
+            if before:
+                optimizer.add_param_group({"params": [late]})
+            optimizer.skip()
+            optimizer.add_param_group({"params": [late]})
+
+    who, other = (1, 0) if before else (0, 1)
+    for error in errors_of(2, program):
+        assert str(error) == (
+            f"/job:worker/task:{who} has added a group of parameters, and /job:worker/task:{other} has not, "
+            "in step 1: call add_param_group() before the backward pass, in the same step on every worker"
+        )
+
+
+def test_a_new_group_after_the_backward_pass_of_all() -> None:
+    def program(replica: Replica) -> tuple[float, float]:
+        weight, optimizer = one_weight(replica)
+        late = nn.Parameter(torch.zeros(1))
+        with replica.session(nn.ParameterList([weight]), optimizer):
+            give(weight, 1.0 + replica.index)
+            optimizer.add_param_group({"params": [late]})
+            optimizer.step()
+            optimizer.zero_grad()
+            (weight + late).sum().backward()
+            optimizer.step()
+        return weight.item(), late.item()
+
+    assert in_ring(2, program) == [(-2.5, -1.0)] * 2
+
+
 # --- what must be alike -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("workers", [2, 3])
 def test_hyperparameters_that_differ_end_the_training_on_all(workers: int) -> None:
@@ -523,6 +600,9 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         test_several_backward_passes_to_a_step_that_another_skips,
         lambda: test_sparse_gradients_stay_sparse("SparseAdam", 2),
         lambda: test_who_skips_steps_as_those_who_accumulate(True, True),
+        lambda: test_what_a_worker_brought_last_of_its_buffers_counts_while_it_skips(1),
+        lambda: test_what_a_worker_brought_last_of_its_buffers_counts_while_it_skips(2),
+        lambda: test_hyperparameters_that_differ_end_the_training_on_all(3),
     ],
 )
 def test_the_way_of_devices(what: Callable[[], None]) -> None:

@@ -29,6 +29,7 @@ def check(job: Job) -> None:
         assert server.applied == log, "E1: servers applied different sets"
         assert not server.held, f"server {server.index} keeps {server.held} for ever"
         assert server.cuts == [(step, step) for step, _ in job.servers[0].cuts], "E6: not one cut"
+    check_checkpoints(job)
     if job.roster.everyone_left() and log:
         assert job.servers[0].cuts[-1] == (len(log), len(log)), "the final state is not saved"
     check_steps(job, log)
@@ -37,6 +38,18 @@ def check(job: Job) -> None:
     check_accounts(job, {(part.worker, part.seq) for part in applied})
     for apply in log:
         check_parts(job, apply)
+
+
+def check_checkpoints(job: Job) -> None:
+    """E6: every cut is published or has failed, whole, and each step once; nothing waits for ever."""
+    assert not job.checkpoints.busy, "E7: a checkpoint is never published"
+    assert [each.step for each in job.published] == [step for step, _ in job.servers[0].cuts]
+    for contents in job.published:
+        assert len(contents.files) + len(contents.errors) == len(job.servers)
+        assert {file.bytes for file in contents.files} <= {contents.step}, "files of other steps"
+    saved = [contents.step for contents in job.published if not contents.errors]
+    assert len(set(saved)) == len(saved), "a step was saved twice"
+    assert saved == sorted(saved)
 
 
 def check_failed(job: Job) -> None:

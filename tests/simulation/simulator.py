@@ -16,9 +16,10 @@ from typing import Literal, TypeAlias
 
 from argosy.modes import Mode
 from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget, Push
+from argosy.protocol.saving import ShardFile
 from argosy.update.admission import admission_for
+from argosy.update.checkpoints import Checkpoints, Contents
 from argosy.update.coordination import Arrived, Coordination, CutWritten, Event, Finished, Held, Lost
-from argosy.update.cuts import Cuts
 from argosy.update.membership import Presence, Roster
 from argosy.update.numbering import Incoming, Outgoing
 
@@ -39,6 +40,7 @@ class Scenario:
     death: float = 0.0
     loss: float = 0.0  # of what is on its way from a worker to a server; it is sent again
     duplication: float = 0.0
+    full_disk: float = 0.0  # a server cannot write its file of a checkpoint
     severance: float = 0.0  # of a link between servers: what is on its way is lost for good
     skips: float = 0.0
     pulls: float = 0.0
@@ -58,6 +60,13 @@ class Farewell:
 @dataclass(frozen=True)
 class Broken:
     """A connection has ended, for good."""
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """A worker's own state, for a checkpoint: here, the step that it stands at."""
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,8 @@ class Life:
     sending: deque[int] = field(default_factory=deque)  # servers that the push must still be sent to
     replies: dict[int, Reply] = field(default_factory=dict)
     push: Push | None = None
+    state: OwnState | None = None  # for the latest checkpoint that it has heard of
+    gives: bool = False  # it has yet to be sent
 
 
 class Job:
@@ -165,8 +176,9 @@ class Job:
         self.roster = Roster(scenario.workers)
         admission = admission_for(scenario.mode, self.roster, scenario.last_step)
         self.core = Coordination(scenario.servers, self.roster, admission)
-        self.core.cuts = Cuts(2, 0)
-        self.written = 0  # by how many servers the latest cut is written
+        self.checkpoints = self.core.checkpoints = Checkpoints(2, 0, scenario.servers)
+        self.owners: dict[int, int] = {}  # the life of each worker that was there at the latest cut
+        self.published: list[Contents] = []
         self.lives: list[Life | None] = [None] * scenario.workers
         self.counts = [0] * scenario.workers  # lives so far
         self.pushes: dict[Key, Push] = {}
@@ -206,9 +218,12 @@ class Job:
                 key = (answer.worker, answer.seq)
                 assert key not in self.answers, f"{key} is answered twice"
                 self.answers[key] = answer
+        if any(isinstance(decision, Cut) for decision in decisions):
+            self.owners = {worker: self.counts[worker] for worker in self.roster.present()}
         for server in self.servers[1:]:
             self.tell(("orders", str(server.index)), self.ordered(server, decisions))
         self.obey(self.servers[0], decisions)
+        self.publish()
 
     def ordered(self, server: Server, decisions: Sequence[Decision]) -> Delivery:
         return lambda: self.obey(server, decisions)
@@ -217,26 +232,42 @@ class Job:
         """A server carries out decisions, and answers."""
         for decision in decisions:
             reply = server.carry_out(decision)
-            if isinstance(decision, Cut) and server.index == 0:
-                self.network.send(("saved",), self.saved)
-            elif isinstance(decision, Cut):
-                self.tell(("reports", str(server.index)), self.saved)
+            if isinstance(decision, Cut):
+                self.write(server, decision.step)
             if reply is not None and (life := self.lives[reply.answer.worker]) is not None:
                 link = ("reply", str(server.index), str(life.worker), str(life.number))
                 self.network.send(link, self.replied(life, server.index, reply))
 
-    def saved(self) -> None:
-        """A server has written its share of the latest cut."""
-        self.written += 1
-        if self.written == len(self.servers):
-            self.written = 0
-            self.decide(CutWritten())
+    def write(self, server: Server, step: int) -> None:
+        """A server begins to write its file of a checkpoint, and reports when it has."""
+        fails = self.random.random() < self.scenario.full_disk
+        file = None if fails else ShardFile(f"shard-{server.index}", step, "")
+
+        def report() -> None:
+            self.checkpoints.file(server.index, step, file, f"full disk of {server.index}" if fails else "")
+            self.publish()
+
+        if server.index == 0:
+            self.network.send(("saved",), report)
+        else:
+            self.tell(("reports", str(server.index)), report)
+
+    def publish(self) -> None:
+        """The coordinator publishes a checkpoint once all of it is there; that takes a while."""
+        contents = self.checkpoints.ready(set(self.roster.present()), 0.0)
+        if contents is None:
+            return
+        self.published.append(contents)
+        for worker, number in self.owners.items():
+            if self.roster.is_here(worker) and self.counts[worker] == number:
+                assert int(contents.replicas[worker]) >= contents.step, "a state of before the cut"
+        self.network.send(("published",), lambda: self.decide(CutWritten(saved=not contents.errors)))
 
     def replied(self, life: Life, server: int, reply: Reply) -> Delivery:
         return lambda: self.hear(life, server, reply)
 
     # --- the servers' inboxes ---------------------------------------------------------------------------
-    def arrive(self, life: Life, server: int, what: Greeting | Farewell | Broken | Push) -> None:
+    def arrive(self, life: Life, server: int, what: Greeting | Farewell | Broken | OwnState | Push) -> None:
         """A message of a worker's is at a server."""
         current = self.lives[life.worker] is life
         match what:
@@ -250,6 +281,9 @@ class Job:
                 self.decide(Finished(life.worker))
             case Broken() if current and self.roster[life.worker] is Presence.PRESENT:
                 self.decide(Lost(life.worker))
+            case OwnState(step) if current:
+                self.checkpoints.give(life.worker, str(step).encode(), step)
+                self.publish()
             case Push(worker, seq) if self.servers[server].hold((worker, seq)):
                 if server == 0:
                     self.decide(Held(0, worker, seq, what))
@@ -257,7 +291,7 @@ class Job:
                     self.tell(("reports", str(server)), lambda: self.decide(Held(server, worker, seq)))
 
     # --- the workers ------------------------------------------------------------------------------------
-    def send(self, life: Life, server: int, what: Greeting | Farewell | Broken | Push) -> None:
+    def send(self, life: Life, server: int, what: Greeting | Farewell | Broken | OwnState | Push) -> None:
         link = ("request", str(server), str(life.worker), str(life.number))
         self.network.send(link, lambda: self.arrive(life, server, what))
 
@@ -285,6 +319,8 @@ class Job:
         self.told[life.worker, life.push.seq] = first.answer
         life.version = first.answer.step
         life.started = True
+        if first.answer.cut:
+            life.state, life.gives = OwnState(life.version), True
         life.push = None
         life.replies = {}
         if first.answer.stop:
@@ -296,7 +332,10 @@ class Job:
 
     def act(self, life: Life) -> None:
         """The next send of a worker, one server at a time, or its farewell."""
-        if life.push is not None:
+        if life.gives and life.state is not None:
+            life.gives = False
+            self.send(life, 0, life.state)
+        elif life.push is not None:
             self.send(life, life.sending.popleft(), life.push)
         elif life.started and life.data == 0:
             life.over = True
@@ -340,6 +379,8 @@ class Job:
         server = self.random.randrange(len(self.servers))
         if server not in life.sending and server not in life.replies:
             self.lose(life, server)
+            if server == 0 and life.state is not None:
+                self.send(life, 0, life.state)
             self.send(life, server, life.push)
 
     def duplicate(self, life: Life) -> None:

@@ -7,6 +7,7 @@ from invariants import run
 from simulator import Job, Scenario
 
 from argosy.modes import Async, Mode, Sync
+from argosy.update.checkpoints import Checkpoints
 from argosy.update.numbering import Incoming
 
 MODES: dict[str, Mode] = {
@@ -39,6 +40,7 @@ def scenarios(mode: Mode) -> dict[str, Scenario]:
             mode, death=0.03, loss=0.03, duplication=0.03, skips=0.2, pulls=0.1, last_step=7, lives=4
         ),
         "broken links between servers": Scenario(mode, servers=3, severance=0.02, loss=0.02, last_step=7),
+        "full disks": Scenario(mode, full_disk=0.2, death=0.02, loss=0.03, last_step=9),
         "two workers, one server": Scenario(mode, workers=2, servers=1, death=0.03, skips=0.1),
     }
 
@@ -66,6 +68,14 @@ def test_the_simulator_is_not_blind() -> None:
     stale = [a.staleness for job in played(Async(), pushes=12) for a in job.answers.values()]
     assert max(stale) > 3
     assert any(answer.stop for job in played(Sync(), last_step=2) for answer in job.answers.values())
+
+
+def test_a_checkpoint_without_a_workers_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is published before a slow worker has given its state is caught by some schedule."""
+    ready = Checkpoints.ready
+    monkeypatch.setattr(Checkpoints, "ready", lambda self, present, now: ready(self, (), now))
+    with pytest.raises((AssertionError, KeyError)):
+        played(Sync(), servers=2)
 
 
 def test_a_fault_in_the_core_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

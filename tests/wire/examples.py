@@ -112,7 +112,7 @@ EXAMPLES: list[Header] = [
     PushRequest(5, 3, "gradient", 32.0, (1, 2), GROUPS, ("running_mean",)),
     PushRequest(2**62, 0, "pull", numbers={"loss": 0.5}),
     PushRequest(5, 3, wishes=("save", "stop", "average", "slots")),
-    OwnState(b"state"),
+    OwnState(b"state", 7),
     PushAnswer(5, "dropped", 9, 4, True, ("running_mean",)),
     WaitingRequest(5),
     WaitingReport(("/job:worker/task:1 at a:1",), 12.5, False),

@@ -1,4 +1,4 @@
-"""Where a job keeps its checkpoints: collects the files of a cut, publishes it, retains the newest.
+"""Where a job keeps its checkpoints: publishes those whose files are written, and retains the newest.
 
 Held by the coordinator, or by the only process of a job. What touches the disk while training goes on runs
 in a thread; `poll` says what has become of it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +50,6 @@ class Archive:
         self._lock = folder.Lock(directory)
         folder.tidy(directory)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="argosy-archive")
-        self._index: Index | None = None  # of the cut that is being collected
-        self._awaited = 0
-        self._files: dict[int, ShardFile] = {}
-        self._errors: list[str] = []
         self._publishing: Future[Outcome] | None = None
         self._began = 0.0
 
@@ -61,65 +57,40 @@ class Archive:
         """The checkpoint to go on from."""
         return folder.newest(self.directory, tell)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a cut is being collected or published."""
-        return self._index is not None
-
-    def begin(self, index: Index, shards: int) -> None:
-        """A cut has been made: its files come from so many servers."""
-        self._index = index
-        self._awaited = shards
-        self._files.clear()
-        self._errors.clear()
+    def begin(self) -> None:
+        """A cut has been made: it is timed from now on."""
         self._began = time.monotonic()
 
-    def collect(self, server: int, step: int, file: ShardFile | None, error: str) -> None:
-        """A server has written its file, or could not."""
-        if self._index is None or step != self._index.step:
-            return
-        if file is not None:
-            self._files[server] = file
-        else:
-            self._errors.append(error)
+    def publish(
+        self,
+        index: Index,
+        files: Sequence[ShardFile],
+        replicas: Mapping[int, bytes],
+        errors: Sequence[str] = (),
+    ) -> None:
+        """Give a checkpoint of these files its name, with every replica's state; with errors, remove it."""
+        whole = msgspec.structs.replace(index, shards=tuple(files), replicas=dict(replicas))
+        self._publishing = self._thread.submit(self._publish, whole, errors)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all files of the cut are there, and it waits to be published."""
-        return (
-            self._index is not None
-            and self._publishing is None
-            and len(self._files) + len(self._errors) == self._awaited
-        )
-
-    def publish(self, replicas: dict[int, bytes]) -> None:
-        """Give the cut its name, with every replica's own state."""
-        if self._index is not None:
-            index = msgspec.structs.replace(self._index, replicas=replicas)
-            self._publishing = self._thread.submit(self._publish, index)
-
-    def _publish(self, index: Index) -> Outcome:
+    def _publish(self, index: Index, errors: Sequence[str]) -> Outcome:
         try:
-            if self._errors:
+            if errors:
                 folder.abandon(self.directory, index.step)
-                return Outcome(index.step, self.directory, error="; ".join(self._errors))
-            files = tuple(self._files[server] for server in sorted(self._files))
-            whole = msgspec.structs.replace(index, shards=files)
-            path = folder.publish(self.directory, whole)
+                return Outcome(index.step, self.directory, error="; ".join(errors))
+            path = folder.publish(self.directory, index)
         except OSError as error:
             return Outcome(index.step, self.directory, error=describe(error))
         seconds = time.monotonic() - self._began
         with contextlib.suppress(OSError):  # it is saved; what is too old goes the next time
             folder.retain(self.directory, self._keep, index.step)
-        return Outcome(index.step, path, whole.nbytes, seconds)
+        return Outcome(index.step, path, index.nbytes, seconds)
 
     def poll(self) -> Outcome | None:
-        """What has become of the cut, once."""
+        """What has become of the checkpoint, once."""
         if self._publishing is None or not self._publishing.done():
             return None
-        outcome = self._publishing.result()
-        self._publishing = self._index = None
-        return outcome
+        publishing, self._publishing = self._publishing, None
+        return publishing.result()
 
     def wait(self) -> None:
         """Until nothing is being published."""

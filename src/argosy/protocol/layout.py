@@ -112,7 +112,10 @@ def extend(
             key = (share.server, spec.group, spec.dtype)
             for start, stop in _cut(share.start, share.stop, capacity):
                 number = filling.get(key)
-                if number is None or blocks[number].count + stop - start > capacity:
+                if start == stop:  # its updates are counted, as torch does, and not those of a neighbour
+                    number = len(blocks)
+                    blocks.append(Block(*key, count=0))
+                elif number is None or blocks[number].count + stop - start > capacity:
                     number = filling[key] = len(blocks)
                     blocks.append(Block(*key, count=0))
                 block = blocks[number]

@@ -38,9 +38,10 @@ class ResumePoint(HeaderBase, frozen=True, tag="resume"):
 
 
 class OwnState(HeaderBase, frozen=True, tag="state"):
-    """My own state (random generators, position in my data): what I need to go on from here."""
+    """My own state (random generators, position in my data): what I need to go on from here, at `step`."""
 
     state: bytes
+    step: Count = 0
 
 
 class ShardFile(msgspec.Struct, frozen=True):

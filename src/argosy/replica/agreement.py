@@ -1,7 +1,7 @@
 """That all replicas of a ring make the same steps: each marks its rounds with what it is about to do.
 
-The mark is one number: how many steps were made, whether the round begins or ends a step, and a checksum of
-the hyperparameters and whatever else must be alike. It is made anew only when something has changed.
+The mark is one number: how many steps were made, what the round is for, and a checksum of the hyperparameters
+and whatever else must be alike. It is made anew only when something has changed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 import torch
@@ -20,13 +20,16 @@ from argosy.ring.notes import Outcome
 from argosy.store.optimizers import IMPLEMENTATION, disagreement
 
 _BITS = 31
+# A round begins a step, ends one that others have skipped, or comes before a group of parameters that joins.
+Stage = Literal["begins", "ends", "joins"]
+_STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class _Told(msgspec.Struct):
     """What a worker tells when marks differ."""
 
     step: int
-    ends: bool
+    stage: Stage
     factor: float
     loaded: int
     groups: list[dict[str, Any]]
@@ -51,7 +54,7 @@ class Agreement:
         self._loaded = 0
         self._checksum: int = 0
         self._step = 0
-        self._ends = False
+        self._stage: Stage = "begins"
 
     def scaled(self, factor: float) -> None:
         """The mean of the last step was multiplied by this after it was made."""
@@ -64,8 +67,8 @@ class Agreement:
         self._loaded = digest
         self._seen = []
 
-    def mark(self, step: int, ends: bool) -> int:
-        """Of a round that begins a step, or ends one that others have skipped."""
+    def mark(self, step: int, stage: Stage) -> int:
+        """Of a round."""
         seen = [self._read(group) for group in self._optimizer.param_groups]
         if not self._seen or seen != self._seen:
             groups = self._groups()
@@ -75,8 +78,8 @@ class Agreement:
             # A tensor or a list may change and stay the same object: then there is nothing to compare with.
             raw = (group[key] for group in self._optimizer.param_groups for key in self._keys)
             self._seen = [] if any(isinstance(value, torch.Tensor | list) for value in raw) else seen
-        self._step, self._ends = step, ends
-        place: int = (2 * step + ends) % 2**_BITS
+        self._step, self._stage = step, stage
+        place: int = (len(_STAGES) * step + _STAGES.index(stage)) % 2**_BITS
         return place << _BITS | self._checksum
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -97,7 +100,7 @@ class Agreement:
                 "others",
                 "set the same on every worker",
             )
-        mine = _Told(self._step, self._ends, self._factor, self._loaded, self._groups())
+        mine = _Told(self._step, self._stage, self._factor, self._loaded, self._groups())
         told = [
             msgspec.msgpack.decode(each, type=_Told) for each in self._gather(msgspec.msgpack.encode(mine))
         ]
@@ -105,7 +108,13 @@ class Agreement:
 
 
 def _difference(first: str, one: _Told, other: str, two: _Told) -> ArgosyError:
-    if (one.step, one.ends) != (two.step, two.ends):
+    if len(one.groups) != len(two.groups):
+        more, fewer = (first, other) if len(one.groups) > len(two.groups) else (other, first)
+        return ArgosyError(
+            f"{more} has added a group of parameters, and {fewer} has not, in step {one.step + 1}: call "
+            "add_param_group() before the backward pass, in the same step on every worker"
+        )
+    if (one.step, one.stage) != (two.step, two.stage):
         return ArgosyError(
             f"{other} is {_place(two)} and {first} {_place(one)}: after a backward pass outside of no_sync() "
             "every worker must call step() or skip(), and all must give the same `every`"
@@ -128,7 +137,7 @@ def _difference(first: str, one: _Told, other: str, two: _Told) -> ArgosyError:
 
 
 def _place(told: _Told) -> str:
-    return f"{'at the end' if told.ends else 'in the middle'} of step {told.step + 1}"
+    return f"{'at the end' if told.stage == 'ends' else 'in the middle'} of step {told.step + 1}"
 
 
 def _plain(value: Any) -> Any:

@@ -78,9 +78,6 @@ class AloneExchange:
             self._saving.after_step(self._step)
         return Verdict("applied", self._step, stop=self._step == self._last_step)
 
-    def _states(self) -> dict[int, bytes]:
-        return {0: self._training.state()}
-
     def skip(self) -> Verdict:
         """See `Exchange`."""
         return Verdict("skipped", self._step)
@@ -105,26 +102,28 @@ class AloneExchange:
 
     def give_state(self) -> None:
         """See `Exchange`."""
-        if self._saving is not None and self._saving.wants_states:
-            self._saving.give_states(self._states())
+        if self._saving is not None:
+            self._saving.give_state(self._training.state)
 
     def wish(self, what: Literal["save", "stop"]) -> None:
         """See `Exchange`."""
         if what == "stop":
             self._last_step = min(self._last_step or self._step + 1, self._step + 1)
         elif self._saving is not None:
-            self._saving.cuts.ask(self._step)
+            self._saving.checkpoints.ask(self._step)
 
     def finish(self) -> Verdict:
         """See `Exchange`."""
         if self._saving is not None:
-            self._saving.finish(self._step, self._states())
+            self._saving.finish(self._step, self._training.state)
         return self._verdict()
 
     def release(self) -> None:
         """See `Exchange`."""
         if self._saving is not None:
             self._saving.close()
+
+    abandon = release
 
     def _verdict(self) -> Verdict:
         stop = self._last_step is not None and self._step >= self._last_step

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from argosy.errors import ArgosyError
 from argosy.modes import BufferRule
 from argosy.replica.marked import from_marked, kind_of, to_marked
+from argosy.replica.ring_buffers import NOTHING, Brought, RingBuffers
 from argosy.replica.ring_items import (
     Places,
     buffer_buckets,
@@ -36,7 +37,8 @@ class Averaging:
     """The rounds of these parameters, and of the buffers at these places.
 
     `on_pass` is called at the first gradient of a backward pass, and may call `begin_pass`; `on_end` when
-    that pass is over, with what its round came to.
+    that pass is over, with what its round came to. `brought`: the buffers that this worker brought last to
+    the rounds before.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Averaging:
         wire: torch.dtype | None,
         on_pass: Callable[[], None] | None,
         on_end: Callable[[Outcome], None],
+        brought: Brought = NOTHING,
     ) -> None:
+        self._member = member
         self._parameters = parameters
-        self._places = places
         self._on_pass = on_pass
         self._on_end = on_end
         items = [item_of(parameter) for parameter in parameters]
@@ -65,6 +68,9 @@ class Averaging:
         every, tensors = self.rounds.buckets, [*parameters, *buffers_at(places)]
         self._given = [views(each, self.rounds.given(n), tensors) for n, each in enumerate(every)]
         self._results = [views(each, self.rounds.result(n), tensors) for n, each in enumerate(every)]
+        self.buffers = RingBuffers(
+            self.rounds, places, len(buckets), len(items), self._given, self._results, brought
+        )
         self._begins = list(accumulate((len(each.pieces) for each in every), initial=0))
         self._under_way = False
         self._backward = -1
@@ -147,11 +153,13 @@ class Averaging:
         rounds.advance()
 
     # --- a round ------------------------------------------------------------------------------------------
-    def begin(self, says: Says, mark: int) -> None:
-        """A round begins."""
+    def begin(self, says: Says, mark: int, ends: bool = False) -> None:
+        """A round begins; `ends`: the second one of a step, to which nobody brings buffers anew."""
         self._under_way = True
         self._gives = says == Says.GIVES
-        self.rounds.begin(says, mark)
+        self._brings = self._gives and not ends
+        self._is_done = says == Says.IS_DONE
+        self.rounds.begin(says, mark, self._member.take_wishes())
 
     @torch.no_grad()
     def end(self, takes: bool = True) -> Outcome:
@@ -162,14 +170,7 @@ class Averaging:
                 self._send(rounds.entered)
             else:
                 rounds.enter()
-        if rounds.entered < len(rounds.buckets):
-            state = buffers_at(self._places)
-            while rounds.entered < len(rounds.buckets):
-                bucket = rounds.entered
-                first = len(self._parameters)
-                given = [state[piece.item - first] for piece in rounds.buckets[bucket].pieces]
-                foreach_copy_(self._given[bucket], given)
-                rounds.enter()
+        self.buffers.enter(self._brings, not self._is_done)
         outcome = rounds.finish(self._take if takes else self._take_buffers)
         self._under_way = False
         return outcome
@@ -243,12 +244,8 @@ class Averaging:
             parameter.grad = from_marked(self._marked.pop(piece.item), kind)
 
     def _take_buffers(self, number: int, outcome: Outcome) -> None:
-        if number < self._of_gradients:
-            return
-        state = buffers_at(self._places)
-        first = len(self._parameters)
-        targets = [state[piece.item - first] for piece in self.rounds.buckets[number].pieces]
-        foreach_copy_(targets, self._results[number])
+        if number >= self._of_gradients:
+            self.buffers.take(number)
 
     @torch.no_grad()
     def take_back(self) -> None:
@@ -256,6 +253,7 @@ class Averaging:
 
         On a device what was given is gone, and the mean stays: the mean of means is the mean.
         """
+        self.buffers.take_back()
         if not self.rounds.keeps_given:
             return
         absent = set()

@@ -130,6 +130,9 @@ class Exchange(Protocol):
     def release(self) -> None:
         """The parameters get memory of their own."""
 
+    def abandon(self) -> None:
+        """The training has failed: the same, without a word to anybody."""
+
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[tuple[int, nn.Parameter]]:
     """Every parameter of an optimizer with the number of its group, in order."""

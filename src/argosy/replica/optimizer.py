@@ -250,7 +250,7 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
 
     def abandon(self) -> None:
         """The training has failed: let go of what it holds."""
-        self._exchange.release()
+        self._exchange.abandon()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; in the middle of an accumulation it keeps the gradients."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,13 +19,28 @@ from argosy.errors import ArgosyError
 from argosy.modes import Mode
 from argosy.replica.exchange import Keeping, Resumed, Training, tied_names
 from argosy.replica.torch_state import TorchState
-from argosy.update.cuts import Cuts
+from argosy.update.checkpoints import Checkpoints
+
+_LOOK = 0.002
 
 
 class OwnSaving:
-    """The chief's. Raises ConfigError if the directory cannot be written to, or is another job's."""
+    """The chief's. Raises ConfigError if the directory cannot be written to, or is another job's.
 
-    def __init__(self, training: Training, keeping: Keeping, mode: Mode, state: TorchState) -> None:
+    Of so many `replicas`; `collect` gives the checkpoint at hand what those have told of their states, for
+    which it waits `patience` seconds.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        keeping: Keeping,
+        mode: Mode,
+        state: TorchState,
+        replicas: int = 1,
+        collect: Callable[[Checkpoints], None] = lambda checkpoints: None,
+        patience: float = math.inf,
+    ) -> None:
         self._training = training
         self._mode = mode
         self._state = state
@@ -31,7 +48,10 @@ class OwnSaving:
         self._writer = ShardWriter(self._archive.directory, "shard-0-of-1.safetensors")
         self._keeping = keeping
         self._teller = Teller()
-        self._replicas: dict[int, bytes] | None = None  # each replica's own state at the latest cut
+        self._replicas = range(replicas)
+        self._collect = collect
+        self._patience = patience
+        self._index: Index | None = None  # of the checkpoint that is being made
         self._latest: Outcome | None = None
         self.restored: Path | None = None  # what the training goes on from
 
@@ -53,39 +73,26 @@ class OwnSaving:
             self._teller.say(f"begins at step 0: no checkpoint in {self._archive.directory}")
             if self._training.initial is not None:
                 self._training.initial()
-        self.cuts = Cuts(self._keeping.save_every, resumed.step)
+        self.checkpoints = Checkpoints(self._keeping.save_every, resumed.step, patience=self._patience)
         return resumed, replicas
 
     def after_step(self, step: int) -> None:
         """See to what is due after a step."""
         self.advance()
-        if self.cuts.take(step):
+        if self.checkpoints.take(step, self._replicas):
             self._cut(step)
 
-    def cut(self, step: int, stand_in: dict[int, bytes]) -> None:
-        """Cut now, where all replicas do; `stand_in`: the states of a cut before it that nobody gave any."""
-        self.settle(stand_in)
-        self.cuts.ask(step - 1)
-        if self.cuts.take(step):
+    def cut(self, step: int) -> None:
+        """Cut now, where all replicas do. States that the cut before it still waits for are too late."""
+        self.checkpoints.stop_waiting()
+        self.settle()
+        self.checkpoints.ask(step - 1)
+        if self.checkpoints.take(step, self._replicas):
             self._cut(step)
-
-    def begin_final(self, step: int) -> None:
-        """The last cut."""
-        self._cut(step)
-
-    def give_states(self, states: dict[int, bytes]) -> None:
-        """Every replica's own state, for the cut that waits for them."""
-        self._replicas = states
-
-    @property
-    def wants_states(self) -> bool:
-        """Whether a cut waits for the replicas' own states."""
-        return self._archive.busy and self._replicas is None
 
     def _cut(self, step: int) -> None:
-        self._replicas = None
         entries = self._state.copy()
-        index = Index(
+        self._index = Index(
             step=step,
             mode=msgspec.to_builtins(self._mode),
             time=time.time(),
@@ -97,26 +104,36 @@ class OwnSaving:
             average=self._training.average,
             versions=versions(),
         )
-        self._archive.begin(index, 1)
+        self._archive.begin()
         self._writer.write(step, lambda: entries)
 
     def advance(self) -> None:
         """See what has been written in the background."""
+        if self.checkpoints.busy:
+            self._collect(self.checkpoints)
         if (result := self._writer.result()) is not None:
-            self._archive.collect(0, *result)
-        if self._archive.complete and self._replicas is not None:
-            self._archive.publish(self._replicas)
+            self.checkpoints.file(0, *result)
+        contents = self.checkpoints.ready(self._replicas, time.monotonic())
+        if contents is not None and self._index is not None:
+            self._archive.publish(self._index, contents.files, contents.replicas, contents.errors)
         if (outcome := self._archive.poll()) is not None:
             self._latest = outcome
             self._teller.tell(outcome)
-            self.cuts.written(saved=not outcome.error)
+            self.checkpoints.written(saved=not outcome.error)
 
-    def finish(self, step: int, states: dict[int, bytes]) -> None:
+    def give_state(self, state: Callable[[], bytes]) -> None:
+        """The chief's own state, if it is wanted."""
+        if self.checkpoints.wants(0):
+            self.checkpoints.give(0, state(), self.checkpoints.latest)
+
+    def finish(self, step: int, state: Callable[[], bytes]) -> None:
         """Save the final state, unless it is, and wait for it. Raises SaveFailed."""
-        self.settle(states)
-        if self.cuts.finish(step):
+        self.give_state(state)
+        self.settle()
+        if self.checkpoints.finish(step, self._replicas):
             self._cut(step)
-            self.settle(states)
+            self.give_state(state)
+            self.settle()
         self.check()
 
     def check(self) -> None:
@@ -124,14 +141,15 @@ class OwnSaving:
         if self._latest is not None and (failure := self._latest.failure) is not None:
             raise failure
 
-    def settle(self, states: dict[int, bytes] | None = None) -> None:
-        """Wait until all is written; `states`: for a cut that still waits for them."""
-        if states is not None and self.wants_states:
-            self.give_states(states)
-        self._writer.wait()
-        self.advance()
-        self._archive.wait()
-        self.advance()
+    def settle(self) -> None:
+        """Wait until nothing is being saved."""
+        while self.checkpoints.busy:
+            self._writer.wait()
+            self.advance()
+            self._archive.wait()
+            self.advance()
+            if self.checkpoints.busy:  # it waits for the states of others
+                time.sleep(_LOOK)
 
     def close(self) -> None:
         """Let others into the directory."""

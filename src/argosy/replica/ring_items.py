@@ -50,7 +50,7 @@ def buffer_buckets(
     most = max([BUCKET_BYTES, *(item.count * item.itemsize for item in items)])
     if rule == "chief":
         return fill(items, most, "first", first)
-    buckets = fill(items, most, "mean", first)
+    buckets = fill(items, most, "latest", first)
     broken = [bucket.dtype.is_floating_point or bucket.dtype.is_complex for bucket in buckets]
     return [b if kept else replace(b, rule="max") for b, kept in zip(buckets, broken, strict=True)]
 

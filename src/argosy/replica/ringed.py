@@ -16,18 +16,19 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError
 from argosy.events import say
-from argosy.replica.agreement import Agreement
+from argosy.replica.agreement import Agreement, Stage
 from argosy.replica.averaging import Averaging
 from argosy.replica.chiefs import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
 from argosy.replica.own_averages import OwnAverages
 from argosy.replica.ring_batches import RingBatches
-from argosy.replica.ring_items import buffer_places, buffers_at
+from argosy.replica.ring_buffers import NOTHING
+from argosy.replica.ring_items import Places, buffer_places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.torch_state import TorchState
 from argosy.replica.turn import Turn, clip, gradients_of, scale
 from argosy.ring.member import RingMember
-from argosy.ring.notes import Outcome, Says
+from argosy.ring.notes import NO_WISHES, Outcome, Says, Wishes
 from argosy.torch_private import at_end_of_backward, graph_task
 
 
@@ -53,10 +54,12 @@ class RingExchange:
         self._outcome: Outcome | None = None  # of the round that this step's gradients have been through
         self._late = -1  # the backward pass that is averaged when it is over
         self._last_giver = -1
+        self._shared: set[tuple[int, str]] = set()  # buffers that all have, by module and name
         self._watched: list[RemovableHandle] = []
         self._saving: RingSaving | None = None
         self._state: TorchState | None = None
-        self._stop_at: int | None = None  # told by the chief
+        self._told = NO_WISHES  # what somebody wants of all after the next step
+        self._stop_at: int | None = None
         self._averages = OwnAverages((), None)
         self.resumed = Resumed()
         self.keeps_state = False
@@ -97,10 +100,7 @@ class RingExchange:
             return
         self._state = state = TorchState(training.model, self._optimizer)
         state.averages = self._averages.values
-        member = self._member
-        self._saving = RingSaving(
-            training, training.keeping, state, member.rank, member.group.size, member.gather
-        )
+        self._saving = RingSaving(training, training.keeping, state, self._member)
         self.resumed = self._saving.begin()
         begin_from(self._optimizer, training, self.resumed)
         self._step = self.resumed.step
@@ -111,6 +111,7 @@ class RingExchange:
         self._extend(first)
 
     def _extend(self, first: int) -> None:
+        self._round(Says.HOLDS, "joins")  # on which all agree, or each hears what another does instead
         if self._state is not None:
             self._state.restore_later(first)
         self._open()
@@ -125,7 +126,8 @@ class RingExchange:
         model = self._training.model
         places = buffer_places(model)
         check_alike(self._member, names_of(model, pairs), self._parameters, buffers_at(places))
-        self._take_the_chiefs(first)
+        self._take_the_chiefs(places, first)
+        brought = NOTHING if self._averaging is None else self._averaging.buffers.brought()
         self._close()
         on_pass = self._begin_pass if self._overlaps else None
         self._averaging = Averaging(
@@ -136,14 +138,18 @@ class RingExchange:
             self._wire,
             on_pass,
             self._end_pass,
+            brought,
         )
 
-    def _take_the_chiefs(self, first: bool) -> None:
-        """Parameters, buffers, what the optimizer leaves alone, and at first its state."""
+    def _take_the_chiefs(self, places: Places, first: bool) -> None:
+        """Parameters, new buffers, what the optimizer leaves alone, and at first its state."""
         model = self._training.model
         trained = {id(parameter) for parameter in self._parameters}
         rest = [] if model is None else [p for p in model.parameters() if id(p) not in trained]
-        changed = take_values(self._member, [*self._parameters, *rest, *buffers_at(buffer_places(model))])
+        # What a worker has changed of its buffers in this step is still to count.
+        fresh = [(module, name) for module, name in places if (id(module), name) not in self._shared]
+        self._shared |= {(id(module), name) for module, name in places}
+        changed = take_values(self._member, [*self._parameters, *rest, *buffers_at(fresh)])
         if not first:
             return
         take_state(self._member, self._optimizer, self._parameters)
@@ -173,9 +179,9 @@ class RingExchange:
             self._begin_late(lambda: self._extend(len(self._parameters)))
             return
         if self._outcome is not None and not self._outcome.complete:
-            self._round(Says.HOLDS, ends=True)  # who has skipped waits for what becomes of the last pass
+            self._round(Says.HOLDS, "ends")  # who has skipped waits for what becomes of the last pass
         self._outcome = None
-        self._use.begin_pass(lambda: self._mark(False))
+        self._use.begin_pass(lambda: self._mark("begins"))
 
     def _begin_late(self, prepare: Callable[[], None]) -> None:
         """Average a pass when it is over: what comes before that changes parameters, which it still needs."""
@@ -198,20 +204,22 @@ class RingExchange:
         assert self._averaging is not None
         return self._averaging
 
-    def _round(self, says: Says, ends: bool = False, takes: bool = False) -> Outcome:
-        """A round outside of backward; `ends`: the second one of a step that somebody has skipped."""
+    def _round(self, says: Says, stage: Stage = "begins", takes: bool = False) -> Outcome:
+        """A round outside of backward; "ends": the second one of a step that somebody has skipped."""
         averaging = self._use
         if not averaging.under_way:  # else a backward pass was broken off, and what it has sent holds
-            averaging.begin(says, self._mark(ends))
+            averaging.begin(says, self._mark(stage), stage == "ends")
         return self._checked(averaging.end(takes))
 
-    def _mark(self, ends: bool) -> int:
+    def _mark(self, stage: Stage) -> int:
         if (loaded := self._training.loads.changed()) is not None:
             self._agreement.loaded(loaded.digest)
-        return self._agreement.mark(self._step, ends)
+        return self._agreement.mark(self._step, stage)
 
     def _checked(self, outcome: Outcome) -> Outcome:
         self._agreement.check(outcome)
+        if outcome.wishes:
+            self._told |= outcome.wishes
         if outcome.givers:
             self._last_giver = outcome.first
             if not outcome.complete:
@@ -233,7 +241,7 @@ class RingExchange:
         if outcome is not None:
             self._use.take_back()
             if not outcome.complete:
-                self._round(says, ends=True)
+                self._round(says, "ends")
 
     def step(self, turn: Turn) -> Verdict:
         """See `Exchange`."""
@@ -258,7 +266,7 @@ class RingExchange:
     def _end_step(self, outcome: Outcome, says: Says) -> bool:
         """All get the gradient as the first giver has it now; whether there is one, and it is applied."""
         tells = outcome.first == self._member.rank
-        ended = self._round(says if tells else Says.SKIPS, ends=True, takes=True)
+        ended = self._round(says if tells else Says.SKIPS, "ends", takes=True)
         if ended.held:
             raise ArgosyError(
                 "a worker accumulates gradients while another makes a step with them; "
@@ -271,10 +279,11 @@ class RingExchange:
         self._optimizer.step()
         self._step += 1
         self._averages.update(self._step)
+        told, self._told = self._told, NO_WISHES
         if self._saving is not None:
-            self._saving.after_step(self._step)
-            if (told := self._saving.stops_at()) is not None:
-                self._stop_at = told
+            self._saving.after_step(self._step, Wishes.SAVE in told)
+        if Wishes.STOP in told:
+            self._stop_at = self._step
         self._use.follow()
 
     @property
@@ -303,7 +312,7 @@ class RingExchange:
             while self._round(Says.SKIPS).givers:
                 for parameter in self._parameters:
                     parameter.grad = None  # one that nobody uses has no gradient, whatever was left of before
-                ended = self._round(Says.SKIPS, ends=True, takes=True)
+                ended = self._round(Says.SKIPS, "ends", takes=True)
                 if ended.givers:
                     self._apply()
                 if not ended.held:
@@ -333,11 +342,12 @@ class RingExchange:
 
     def wish(self, what: Literal["save", "stop"]) -> None:
         """See `Exchange`."""
-        if self._saving is not None:
-            self._saving.wish(what, self._step)
+        self._member.wishes |= Wishes.SAVE if what == "save" else Wishes.STOP
 
     def finish(self) -> Verdict:
         """See `Exchange`."""
+        if Wishes.STOP in self._member.wishes and not self._stops and self._averaging is not None:
+            self._follow_the_others()  # they hear of it in their next step, which all make
         if self._saving is not None:
             self._saving.finish(self._step, self._training.state)
         return self.pull()
@@ -351,9 +361,13 @@ class RingExchange:
         if self._averaging is not None and self._averaging.rounds.stays:
             while (outcome := self._round(Says.IS_DONE)).active:
                 if outcome.givers and not outcome.complete:
-                    self._round(Says.IS_DONE, ends=True)
+                    self._round(Says.IS_DONE, "ends")
             if self._last_giver >= 0:
                 take_values(self._member, self._parameters, self._last_giver)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """See `Exchange`."""
         self._close()
         if self._saving is not None:
             self._saving.close()

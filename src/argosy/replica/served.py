@@ -275,7 +275,7 @@ class ServedExchange:
         """See `Exchange`."""
         if self._cut:
             self._cut = False
-            self._client.give_state(self._training.state())
+            self._client.give_state(self._training.state(), self._version)
 
     def finish(self) -> Verdict:
         """See `Exchange`."""
@@ -333,6 +333,8 @@ class ServedExchange:
         self._packing.release()
         if self._overlap is not None:
             self._overlap.close()
+
+    abandon = release
 
 
 def say_beginning(opened: DirectoryOpened, directory: str) -> None:

@@ -27,7 +27,7 @@ from argosy.wire.zmq_channel import ZmqChannel, ZmqListener, bind_address
 if TYPE_CHECKING:
     import torch
 
-    from argosy.remote.task.task_server import Host
+    from argosy.remote.task.task_server import TaskServer
     from argosy.wire.inbox import Inbox
 
 
@@ -87,14 +87,14 @@ class Server:
         network = ZmqListener(address, field=f"address of {self._task}", listen_fd=handed)
         self._inbox = _inbox(network) if use_lane and self._trains else None
         self._listener: Listener = self._inbox or network
-        self._host: Host | None = None
+        self._host: TaskServer | None = None
         if remote:
             from argosy.remote.task.devices import find_devices
-            from argosy.remote.task.task_server import Host
+            from argosy.remote.task.task_server import TaskServer
 
             keep_freed_memory()
             devices = find_devices(visible_devices, allow_growth)
-            self._host = Host(
+            self._host = TaskServer(
                 self._cluster,
                 self._task,
                 network,

@@ -12,7 +12,7 @@ import select
 import time
 from collections.abc import Sequence
 
-from argosy.errors import JobFailed, TaskLost, WaitTimeout
+from argosy.errors import ArgosyError, JobFailed, TaskLost, WaitTimeout
 from argosy.events import say_waiting
 from argosy.shared_memory.bells import hear
 from argosy.shared_memory.counters import ENDS_AT, NEVER, SPACE, WIDTH, Counters
@@ -133,7 +133,12 @@ class Board(Counters):
                 gone = self.has_left(missing)
                 if self.behind(kind, number, self.rank) != missing:
                     continue
-                self._check(ready)
+                failure = self._failure(ready)
+                if self.behind(kind, number, self.rank) is None:
+                    continue  # what is waited for came before that
+                if failure is not None:
+                    self._heard = True
+                    raise failure
                 if gone:
                     raise TaskLost(self.names[missing], "it has left the ring, which waits for it")
                 now = time.monotonic()
@@ -147,21 +152,21 @@ class Board(Counters):
         finally:
             self.wake_up()
 
-    def _check(self, ready: Sequence[tuple[int, int]]) -> None:
+    def _failure(self, ready: Sequence[tuple[int, int]]) -> ArgosyError | None:
+        """Who has died or failed, if anybody has."""
         for descriptor, _ in ready:
             if descriptor == self._bell:
                 hear(descriptor)
                 continue
             peer = self._lives[descriptor]
             if not self.has_left(peer) and not self.seen(peer, _FAILED):
-                self._heard = True
-                raise TaskLost(self.names[peer], "its process has ended in the middle of the ring")
+                return TaskLost(self.names[peer], "its process has ended in the middle of the ring")
             self._poll.unregister(descriptor)  # it ended as it should: there is no more to hear of it
         for what in (_IS_CAUSE, _RELAYS):
             for peer in self._others:
                 if self.seen(peer, _FAILED) == what:
-                    self._heard = True
-                    raise JobFailed(self.names[peer], self.read(peer))
+                    return JobFailed(self.names[peer], self.read(peer))
+        return None
 
     def close(self) -> None:
         """Let go of bells and lives."""

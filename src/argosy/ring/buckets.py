@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 D = TypeVar("D")
-# "mean" and "max": of all who give something. "first": the first rank's, of all who are there.
-Rule = Literal["mean", "max", "first"]
+# "mean": of all who give something. "latest" and "max": the mean, or the largest, of what each brought last.
+# "first": the first rank's, of all who are there.
+Rule = Literal["mean", "latest", "max", "first"]
 _LINE = 64
 BUCKET_BYTES = 4 * 2**20
 

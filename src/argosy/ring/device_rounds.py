@@ -7,6 +7,7 @@ the CPU: that names a worker that has died, before anybody waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import distributed as dist
 
 from argosy.ring.buckets import Bucket
 from argosy.ring.group import RingGroup
-from argosy.ring.notes import DENSE, Outcome, Says, conclude, merge
+from argosy.ring.notes import ABSENT, DENSE, NO_WISHES, Outcome, Said, Says, Wishes, conclude, merge
 from argosy.ring.sums import combine, nothing
 
 
@@ -36,6 +37,7 @@ class DeviceRounds:
         self.buckets = tuple(buckets)
         self._flats = [torch.zeros(bucket.count, dtype=bucket.dtype, device=device) for bucket in buckets]
         self._says = Says.GIVES
+        self._wishes = NO_WISHES
         self._mark = 0
         self._notes: list[int] = []
         self._works: list[Any] = []
@@ -46,9 +48,10 @@ class DeviceRounds:
 
     result = given
 
-    def begin(self, says: Says, mark: int) -> None:
+    def begin(self, says: Says, mark: int, wishes: Wishes = NO_WISHES) -> None:
         """As in `Rounds`."""
         self._says = says
+        self._wishes = wishes
         self._mark = mark
         self._notes = []
         self._works = []
@@ -62,14 +65,21 @@ class DeviceRounds:
         """As in `Rounds`."""
         bucket = self.buckets[self.entered]
         flat = self._flats[self.entered]
-        counts = self._ring.rank == 0 if bucket.rule == "first" else self._says == Says.GIVES
-        if not counts:
+        if not self._counts(bucket, kinds):
             flat.fill_(nothing(bucket.rule, flat.dtype))
         self._notes += [DENSE] * len(bucket.pieces) if kinds is None else kinds
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX if bucket.rule == "max" else dist.ReduceOp.SUM)
         whole = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
         self._works.append(self._group.allreduce([whole], options))
+
+    def _counts(self, bucket: Bucket[torch.dtype], kinds: Sequence[int] | None) -> bool:
+        """Whether what this rank has of a bucket is a part of its result."""
+        if bucket.rule == "first":
+            return self._ring.rank == 0
+        if bucket.rule == "mean":
+            return self._says == Says.GIVES
+        return kinds is None or ABSENT not in kinds
 
     def kinds(self, bucket: int) -> list[int]:
         """As in `Rounds`."""
@@ -81,24 +91,30 @@ class DeviceRounds:
 
     def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
         """As in `Rounds`."""
-        outcome = self._agree()
+        outcome, brought = self._agree()
         for number, (bucket, work) in enumerate(zip(self.buckets, self._works, strict=True)):
             work.wait()
             if outcome.givers:
-                if bucket.rule == "mean":
-                    combine(self._flats[number], [self._flats[number]], "mean", outcome.givers)
+                if bucket.rule in ("mean", "latest"):
+                    parts = outcome.givers if bucket.rule == "mean" else brought[number]
+                    combine(self._flats[number], [self._flats[number]], "mean", parts)
                 take(number, outcome)
         return outcome
 
-    def _agree(self) -> Outcome:
-        mine = torch.tensor([self._says, self._mark, *self._notes], dtype=torch.int64)
+    def _agree(self) -> tuple[Outcome, list[int]]:
+        """What the round came to, and of each bucket how many have something of it."""
+        mine = torch.tensor([self._says, self._wishes, self._mark, *self._notes], dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self._ring.size)]
         self._ring.all_gather(rows, mine)
         told = [row.tolist() for row in rows]
-        said = [(rank, Says(row[0]), row[1]) for rank, row in enumerate(told)]
-        given = [row[2:] for row in told if row[0] == Says.GIVES]
+        said = {rank: Said(Says(row[0]), Wishes(row[1]), row[2]) for rank, row in enumerate(told)}
+        given = [row[3:] for row in told if row[0] == Says.GIVES]
         pieces = [merge(column) for column in zip(*given, strict=True)] or [0] * len(self._notes)
-        return conclude(said, pieces)
+        begins = accumulate((len(bucket.pieces) for bucket in self.buckets), initial=3)
+        brought = [
+            sum(row[at] != ABSENT for row in told) for at, _ in zip(begins, self.buckets, strict=False)
+        ]
+        return conclude(said, pieces), brought
 
     def fail(self, reason: str) -> None:
         """The ring on the CPU tells the others."""

@@ -21,6 +21,7 @@ from argosy.ring.buckets import Bucket
 from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.group import Membership, RingGroup
 from argosy.ring.meeting import Mailbox, share
+from argosy.ring.notes import NO_WISHES, Wishes
 from argosy.ring.rounds import Rounds, room
 from argosy.ring.ways import for_tensors
 
@@ -43,6 +44,7 @@ class RingMember:
         self.group = RingGroup(store, member, on_trouble=self.first_cause)
         self._opened: list[Rounds | DeviceRounds] = []
         self._on_leaving: list[Callable[[], None]] = []
+        self.wishes = NO_WISHES  # what this worker wants of all, and has not said yet
         self._over = False
 
     @property
@@ -78,12 +80,25 @@ class RingMember:
 
     def told(self, what: str) -> dict[int, str]:
         """What the workers have left under this name so far."""
-        found = {}
+        found = {rank: self.told_by(rank, what) for rank in range(self.group.size)}
+        return {rank: value for rank, value in found.items() if value is not None}
+
+    def told_by(self, rank: int, what: str) -> str | None:
+        """What a worker has left under this name, if anything."""
         with contextlib.suppress(RuntimeError):
-            for rank in range(self.group.size):
-                if self._store.check([f"{what}/{rank}"]):
-                    found[rank] = self._store.get(f"{what}/{rank}").decode()
-        return found
+            if self._store.check([f"{what}/{rank}"]):
+                return self._store.get(f"{what}/{rank}").decode()
+        return None
+
+    def forget(self, rank: int, what: str) -> None:
+        """Remove what a worker has left under this name."""
+        with contextlib.suppress(RuntimeError):
+            self._store.delete_key(f"{what}/{rank}")
+
+    def take_wishes(self) -> Wishes:
+        """What this worker wants of all: they hear of it in the round that begins."""
+        wishes, self.wishes = self.wishes, NO_WISHES
+        return wishes
 
     def open_rounds(
         self,

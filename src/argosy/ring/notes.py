@@ -1,17 +1,19 @@
 """What each rank notes beside the buckets of a round, and what the round comes to. Pure.
 
-A row is what a rank says about the round, a mark on which all must agree, and the kind of each piece that it
-gives. Rows of this host are compared as bytes; what other hosts need to know of them goes as numbers.
+A row is what a rank says about the round, what it wants of all, a mark on which all must agree, and the kind
+of each piece that it gives. Rows of this host are compared as bytes; what other hosts need to know of them
+goes as numbers.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
-_HEAD = struct.Struct("<Bq")
+_HEAD = struct.Struct("<BBq")
 HEAD = _HEAD.size
 # The kinds of a piece: not there, dense, and from 2 on sparse in its first `kind - 1` dimensions.
 ABSENT, DENSE = 0, 1
@@ -29,13 +31,31 @@ class Says(IntEnum):
     HOLDS = 3  # there is more to come before the step
 
 
+class Wishes(IntFlag):
+    """What a rank wants all to do after the next step."""
+
+    SAVE = 1
+    STOP = 2
+
+
+NO_WISHES = Wishes(0)
+
+
+class Said(NamedTuple):
+    """The head of a rank's row."""
+
+    says: Says
+    wishes: Wishes
+    mark: int
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a round came to, the same on every rank.
 
     `givers`: how many gave something, `first` the lowest of them. `active`: how many are still training.
     `pieces`: the kind of each result, None if all are dense. `held`: whether somebody holds the step up.
-    `odd`: two ranks whose marks differ. `everyone`: whether no rank has left.
+    `odd`: two ranks whose marks differ. `everyone`: whether no rank has left. `wishes`: somebody's.
     """
 
     givers: int
@@ -45,6 +65,7 @@ class Outcome:
     held: bool = False
     odd: tuple[int, int] | None = None
     everyone: bool = True
+    wishes: Wishes = NO_WISHES
 
     @property
     def complete(self) -> bool:
@@ -52,30 +73,37 @@ class Outcome:
         return self.givers == self.active
 
 
-def head(says: Says, mark: int) -> bytes:
+def head(says: Says, mark: int, wishes: Wishes = NO_WISHES) -> bytes:
     """The beginning of a row."""
-    return _HEAD.pack(says, mark)
+    return _HEAD.pack(says, wishes, mark)
 
 
-def read_head(row: bytes) -> tuple[Says, int]:
+def read_head(row: bytes) -> Said:
     """What `head` has written."""
-    says, mark = _HEAD.unpack(row[:HEAD])
-    return Says(says), mark
+    says, wishes, mark = _HEAD.unpack(row[:HEAD])
+    return Said(Says(says), Wishes(wishes), mark)
 
 
-def conclude(said: Sequence[tuple[int, Says, int]], pieces: Sequence[int], everyone: bool = True) -> Outcome:
-    """The outcome of what each rank said with which mark, and of the kind of each piece."""
-    givers = [rank for rank, says, _ in said if says == Says.GIVES]
-    training = [(rank, mark) for rank, says, mark in said if says != Says.IS_DONE]
+PLAIN = head(Says.GIVES, 0)[:2]  # how the row of a rank begins that gives, and wants nothing
+
+
+def conclude(said: Mapping[int, Said], pieces: Sequence[int], everyone: bool = True) -> Outcome:
+    """The outcome of what each rank said, and of the kind of each piece."""
+    givers = [rank for rank, each in said.items() if each.says == Says.GIVES]
+    training = [(rank, each.mark) for rank, each in said.items() if each.says != Says.IS_DONE]
     odd = next(((training[0][0], rank) for rank, mark in training[1:] if mark != training[0][1]), None)
+    wishes = NO_WISHES
+    for each in said.values():
+        wishes |= each.wishes
     return Outcome(
         len(givers),
         givers[0] if givers else -1,
         len(training),
         None if all(kind == DENSE for kind in pieces) else list(pieces),
-        any(says == Says.HOLDS for _, says, _ in said),
+        any(each.says == Says.HOLDS for each in said.values()),
         odd,
         everyone,
+        wishes,
     )
 
 

@@ -18,10 +18,15 @@ from argosy.ring.buckets import Bucket, Rule
 from argosy.ring.hosts import Leaders
 from argosy.ring.meeting import Company, Host
 from argosy.ring.notes import (
+    ABSENT,
     DENSE,
     HEAD,
+    NO_WISHES,
+    PLAIN,
     Outcome,
+    Said,
     Says,
+    Wishes,
     conclude,
     from_number,
     head,
@@ -34,7 +39,8 @@ from argosy.ring.sums import NARROW, Operation, combine, nothing
 
 _PAGE = 4096
 # How the ranks' parts become one: what a mean is made of is a sum.
-_AMONG: dict[Rule, Operation] = {"mean": "sum", "first": "sum", "max": "max"}
+_AMONG: dict[Rule, Operation] = {"mean": "sum", "latest": "sum", "first": "sum", "max": "max"}
+_MEANS = frozenset({"mean", "latest"})
 
 
 def room(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
@@ -58,8 +64,8 @@ def _items(buckets: Sequence[Bucket[torch.dtype]]) -> int:
 
 
 def _agreed_count(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
-    """The numbers that hosts agree on: what each rank says, its mark, and the kind of each piece."""
-    return 2 * sum(map(len, company.hosts)) + _items(buckets)
+    """The numbers that hosts agree on: what each rank says, wants, its mark, and the kind of each piece."""
+    return 3 * sum(map(len, company.hosts)) + _items(buckets)
 
 
 def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
@@ -142,10 +148,10 @@ class Rounds:
         return (self._round % 2 * self._board.size + rank) * self._width
 
     # --- a round ------------------------------------------------------------------------------------------
-    def begin(self, says: Says, mark: int) -> None:
+    def begin(self, says: Says, mark: int, wishes: Wishes = NO_WISHES) -> None:
         """A new round. `mark`: a number on which all must agree; the outcome names who does not."""
         self._round += 1
-        self._head = head(says, mark)
+        self._head = head(says, mark, wishes)
         self._base = self._board.posted[ENTERED]
         self._entered = self._reduced = 0
         self._under_way = []
@@ -228,25 +234,30 @@ class Rounds:
         number = self._reduced
         bucket = self.buckets[number]
         present = self._board.present(self._base + number + 1)
-        itemsize = bucket.nbytes // max(1, bucket.count)
-        left, right = slices(bucket.count, len(present), itemsize)[present.index(self._board.rank)]
-        if bucket.rule == "first":
-            givers = present[:1] if self._on_first_host else []
-        else:
-            givers = self._givers(present)
+        left, right = slices(bucket.count, len(present), bucket.dtype.itemsize)[
+            present.index(self._board.rank)
+        ]
+        givers = self._givers(number, present)
         if left < right:
             out = self._results[number][left:right]
             parts = [self._inputs[number][rank][left:right] for rank in givers]
             if parts:
-                mean = bucket.rule == "mean" and not self._several
+                mean = bucket.rule in _MEANS and not self._several
                 combine(out, parts, "mean" if mean else _AMONG[bucket.rule], len(parts))
             else:
                 out.fill_(nothing(bucket.rule, out.dtype))
         self._reduced += 1
         self._board.post(REDUCED)
 
-    def _givers(self, present: Sequence[int]) -> list[int]:
-        return [rank for rank in present if self._notes[self._row(rank)] == Says.GIVES]
+    def _givers(self, bucket: int, present: Sequence[int]) -> list[int]:
+        """Whose parts a bucket's result is made of."""
+        rule = self.buckets[bucket].rule
+        if rule == "mean":
+            return [rank for rank in present if self._notes[self._row(rank)] == Says.GIVES]
+        if rule == "first":
+            return list(present[:1]) if self._on_first_host else []
+        place = HEAD + self._stretches[bucket][0]
+        return [rank for rank in present if self._notes[self._row(rank) + place] != ABSENT]
 
     def _rows(self, present: Sequence[int]) -> list[bytes]:
         return [bytes(self._notes[self._row(rank) :][: self._width]) for rank in present]
@@ -256,9 +267,9 @@ class Rounds:
         rows = self._rows(present)
         one = rows[0]
         everyone = len(present) == self._board.size
-        if one[0] == Says.GIVES and one.endswith(self._dense) and all(row == one for row in rows):
+        if one.startswith(PLAIN) and one.endswith(self._dense) and all(row == one for row in rows):
             return Outcome(len(rows), present[0], len(rows), everyone=everyone)
-        said = [(rank, *read_head(row)) for rank, row in zip(present, rows, strict=True)]
+        said = {rank: read_head(row) for rank, row in zip(present, rows, strict=True)}
         return conclude(said, self._kinds(rows), everyone)
 
     def _kinds(self, rows: Sequence[bytes]) -> list[int]:
@@ -282,19 +293,26 @@ class Rounds:
         """Begin to find out, with the other hosts, who gives what."""
         self._board.wait(ENTERED, last)
         rows = self._rows(range(self._board.size))
-        says, marks = [0] * self._world, [0] * self._world
+        says, wishes, marks = ([0] * self._world for _ in range(3))
         for rank, row in zip(self._ranks, rows, strict=True):
-            says[rank], marks[rank] = read_head(row)
+            says[rank], wishes[rank], marks[rank] = read_head(row)
         pieces = [to_number(kind) for kind in self._kinds(rows)]
+        for bucket, (begin, end) in zip(self.buckets, self._stretches, strict=True):
+            if bucket.rule == "latest":  # of these the number counts
+                brought = [row for row in rows if row[HEAD + begin] != ABSENT]
+                pieces[begin:end] = [len(brought) * to_number(DENSE)] * (end - begin)
         agreed = self._agreed[self._round % 2]
-        agreed.copy_(torch.tensor([*says, *marks, *pieces], dtype=torch.int64))
+        agreed.copy_(torch.tensor([*says, *wishes, *marks, *pieces], dtype=torch.int64))
         self._agreeing = leaders.begin_noting(agreed)
 
     def _read_agreed(self) -> Outcome:
         numbers = self._agreed[self._round % 2].tolist()
         world = self._world
-        said = [(rank, Says(numbers[rank]), numbers[world + rank]) for rank in range(world)]
-        return conclude(said, [from_number(number) for number in numbers[2 * world :]])
+        said = {
+            rank: Said(Says(numbers[rank]), Wishes(numbers[world + rank]), numbers[2 * world + rank])
+            for rank in range(world)
+        }
+        return conclude(said, [from_number(number) for number in numbers[3 * world :]])
 
     def _fetch(self, leaders: Leaders, number: int) -> None:
         """Wait for the sum of a bucket over all hosts, and make the mean of it."""
@@ -304,8 +322,12 @@ class Rounds:
         if number == 0:
             self._agreeing()
         self._under_way[number]()
-        givers = int((self._agreed[self._round % 2][: self._world] == Says.GIVES).sum())
-        if self.buckets[number].rule == "mean" and givers:
+        agreed = self._agreed[self._round % 2]
+        if self.buckets[number].rule == "latest":
+            givers = int(agreed[3 * self._world + self._stretches[number][0]]) // to_number(DENSE)
+        else:
+            givers = int((agreed[: self._world] == Says.GIVES).sum())
+        if self.buckets[number].rule in _MEANS and givers:
             combine(self._results[number], [self._results[number]], "mean", givers)
 
     def fail(self, reason: str) -> None:

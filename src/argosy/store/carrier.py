@@ -106,7 +106,8 @@ class Carrier:
         self._mode = header.mode
         self._clip = header.clip_norm is not None
         self._wire = None if header.wire_dtype is None else torch_dtype(header.wire_dtype)
-        self._early = [] if self._workers > 2 and _order_is_sure(header.mode) else None
+        adds = self._workers > 2 and _order_is_sure(header.mode) and self.shard.count > 0
+        self._early = [] if adds else None
         self._first_groups = header.optimizer.groups
         if (step := self._saving.register(header, self.shard, known)) is not None:
             self.step = step

@@ -32,7 +32,7 @@ from argosy.protocol.joining import (
     SlotValues,
 )
 from argosy.protocol.layout import Layout, ParameterSpec
-from argosy.protocol.saving import DirectoryOpened, OpenDirectory, ResumePoint, ResumeRequest
+from argosy.protocol.saving import DirectoryOpened, OpenDirectory, OwnState, ResumePoint, ResumeRequest
 from argosy.protocol.training import BlockAhead, Gathered, GatherRequest, PushAnswer, PushRequest
 from argosy.store.approach import Approach
 from argosy.store.conversation import Conversation
@@ -141,9 +141,9 @@ class StoreClient:
         """From where this worker goes on."""
         return self._talk.request(0, ResumeRequest(), ResumePoint, repeat=True).header
 
-    def give_state(self, state: bytes) -> None:
-        """This worker's own state, for the step that was saved."""
-        self._talk.give_state(state)
+    def give_state(self, state: bytes, step: int) -> None:
+        """This worker's own state at a step, for the checkpoint that it has heard of."""
+        self._talk.give_state(OwnState(state, step))
 
     def reserve(self, server: int, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
         """Tensors to write a push to a server into."""

@@ -47,12 +47,12 @@ class Conversation:
         self._names = [cluster.describe(task) for task in cluster.tasks("ps")]
         self._renewals = [0] * len(channels)  # of each connection, as far as they were seen to
         self._kept: list[Message[Header]] = []  # the coordinator's answers that came before they were awaited
-        self._state: bytes | None = None  # this worker's own, as the coordinator was last given it
+        self._state: OwnState | None = None  # this worker's, as the coordinator was last given it
 
-    def give_state(self, state: bytes) -> None:
+    def give_state(self, state: OwnState) -> None:
         """To the coordinator: it does not answer, so this is said again if it may have been lost."""
         self._state = state
-        self.channels[0].send(OwnState(state))
+        self.channels[0].send(state)
 
     def request(
         self,
@@ -126,7 +126,7 @@ class Conversation:
                 "with a directory it goes on from its newest checkpoint",
             )
         if server == 0 and self._state is not None:
-            channel.send(OwnState(self._state))
+            channel.send(self._state)
         renew(server)
 
     def _listen_to_coordinator(self, server: int, wait: Wait, resend: ToServer | None) -> None:

@@ -21,6 +21,7 @@ from argosy.store.first_batches import FirstBatches
 from argosy.store.meetings import Meetings
 from argosy.store.tally import Tally
 from argosy.update.admission import admission_for
+from argosy.update.checkpoints import Checkpoints
 from argosy.update.clipping import NormCollector
 from argosy.update.coordination import (
     Arrived,
@@ -33,7 +34,6 @@ from argosy.update.coordination import (
     Lost,
     StopWanted,
 )
-from argosy.update.cuts import Cuts
 from argosy.update.membership import Roster
 
 CHIEF = 0
@@ -130,7 +130,8 @@ class Coordinator:
     def fail(self, task: Task, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
         if self.failure is None:
-            self._core.cuts = None  # what is wrong may be in the parameters: what is saved stays as it is
+            if self._core.checkpoints is not None:
+                self._core.checkpoints.end()
             self.failure = JobOver(str(task), reason)
             for worker in self.roster.awaited():
                 self._tell(worker, self.failure)
@@ -141,13 +142,12 @@ class Coordinator:
         self._describing[worker] = request
         self._answer_descriptions()
 
-    def register(self, header: Register, step: int) -> None:
+    def register(self, header: Register, step: int, checkpoints: Checkpoints | None) -> None:
         """The chief has registered: from now on there is a mode, and a layout. The job begins at `step`."""
         if self.mode is None:
             admission = admission_for(header.mode, self.roster, header.last_step, step)
             self._core.admission = admission
-            if header.directory:
-                self._core.cuts = Cuts(header.save_every, step)
+            self._core.checkpoints = checkpoints
             if header.clip_norm is not None:
                 self._norms = NormCollector(self._servers, header.clip_norm)
         self.mode = header.mode

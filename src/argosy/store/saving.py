@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -26,10 +26,11 @@ from argosy.protocol.fields import Group
 from argosy.protocol.frames import Dtype
 from argosy.protocol.joining import Refused, Register
 from argosy.protocol.layout import Layout
-from argosy.protocol.saving import DirectoryOpened, OpenDirectory, ShardSaved
+from argosy.protocol.saving import DirectoryOpened, OpenDirectory, OwnState, ShardSaved
 from argosy.store.reception import refusal
 from argosy.store.shard import Shard
 from argosy.store.snapshot import Snapshot, restore
+from argosy.update.checkpoints import Checkpoints
 from argosy.wire.tensors import torch_dtype
 
 # How long a cut waits for the own state of asynchronous workers.
@@ -49,11 +50,9 @@ class Saving:
         self._teller = Teller()
         self._latest: Outcome | None = None
         self.archive: Archive | None = None
-        self.states: dict[int, bytes] = {}  # each worker's own, as it gave it last
+        self.checkpoints: Checkpoints | None = None  # on the coordinator of a job that saves
+        self._index: Index | None = None  # of the checkpoint that is being made
         self._saved_states: dict[int, bytes] = {}  # as the checkpoint has them that the job goes on from
-        self._awaited: set[int] = set()  # those who have not given theirs for the latest cut
-        self._given: dict[int, bytes] = {}  # by those who have
-        self._until = 0.0
 
     # --- beginning ----------------------------------------------------------------------------------------
     def open(self, header: OpenDirectory) -> DirectoryOpened | Refused:
@@ -75,7 +74,8 @@ class Saving:
     def state_of(self, worker: int) -> bytes:
         """What a worker goes on from; one that the checkpoint does not know, from the chief's."""
         saved = self._saved_states
-        return self.states.get(worker) or saved.get(worker) or saved.get(0, b"")
+        given = b"" if self.checkpoints is None else self.checkpoints.state_of(worker)
+        return given or saved.get(worker) or saved.get(0, b"")
 
     def register(self, header: Register, shard: Shard, first: int) -> int | None:
         """New blocks are there, from number `first` on: they get their saved values, if there are any.
@@ -97,6 +97,10 @@ class Saving:
             restore(shard, layout, self._restored, first, partly=again)
         if self._writer is not None:
             self._snapshot.prepare(shard)
+            if self.archive is not None and self.checkpoints is None:
+                # Asynchronous workers are never all at one point: a slow one must not hold the others up.
+                patience = math.inf if isinstance(header.mode, Sync) else _STATES_WITHIN
+                self.checkpoints = Checkpoints(header.save_every, step or 0, self._servers, patience)
         return step
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -128,19 +132,16 @@ class Saving:
         groups: tuple[Group, ...],
     ) -> None:
         """Copy the state as it is now, and begin to write it."""
-        # Asynchronous workers are never all at one point: a slow one must not hold the others' work up.
-        sync = self._register is not None and isinstance(self._register.mode, Sync)
-        self._until = math.inf if sync else time.monotonic() + _STATES_WITHIN
         if self._writer is None or self._register is None:
             return
         self._snapshot.take(shard)
         kept = [Entry(f"buffer/{name}", value.clone()) for name, value in buffers.items()]
         if self.archive is not None:
-            index = self._index(self._register, step, layout, tuple(buffers), groups)
-            self.archive.begin(index, self._servers)
+            self._index = self._describe(self._register, step, layout, tuple(buffers), groups)
+            self.archive.begin()
         self._writer.write(step, lambda: [*self._snapshot.entries(layout), *kept])
 
-    def _index(
+    def _describe(
         self,
         header: Register,
         step: int,
@@ -179,28 +180,21 @@ class Saving:
 
     def collect(self, server: int, report: ShardSaved) -> None:
         """On the coordinator: what a server has written."""
-        if self.archive is not None:
-            self.archive.collect(server, report.step, report.file, report.error)
+        if self.checkpoints is not None:
+            self.checkpoints.file(server, report.step, report.file, report.error)
 
-    def await_states(self, workers: Iterable[int]) -> None:
-        """On the coordinator: a cut is published once these have given their own state, or have left."""
-        self._awaited = set(workers)
-        self._given = {}
-
-    def give_state(self, worker: int, state: bytes) -> None:
+    def give_state(self, worker: int, given: OwnState) -> None:
         """On the coordinator: a worker's own state."""
-        self.states[worker] = state
-        if worker in self._awaited:  # a later one is of a later step, and belongs to the next cut
-            self._awaited.discard(worker)
-            self._given[worker] = state
+        if self.checkpoints is not None:
+            self.checkpoints.give(worker, given.state, given.step)
 
-    def published(self, present: Collection[int]) -> Outcome | None:
+    def published(self, present: Iterable[int]) -> Outcome | None:
         """On the coordinator: what has become of a cut. People hear of it."""
-        if self.archive is None:
+        if self.archive is None or self.checkpoints is None:
             return None
-        waits = self._awaited.intersection(present) and time.monotonic() < self._until
-        if self.archive.complete and not waits:
-            self.archive.publish({**self.states, **self._given})
+        contents = self.checkpoints.ready(set(present), time.monotonic())
+        if contents is not None and self._index is not None:
+            self.archive.publish(self._index, contents.files, contents.replicas, contents.errors)
         outcome = self.archive.poll()
         if outcome is not None:
             self._latest = outcome
@@ -220,8 +214,8 @@ class Saving:
     @property
     def busy(self) -> bool:
         """Whether something is being written."""
-        archiving = self.archive is not None and self.archive.busy
-        return archiving or (self._writer is not None and self._writer.busy)
+        making = self.checkpoints is not None and self.checkpoints.busy
+        return making or (self._writer is not None and self._writer.busy)
 
     def close(self) -> None:
         """Finish what is being written, and let others into the directory."""

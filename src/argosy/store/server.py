@@ -16,7 +16,7 @@ from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, ConfigError, WireError
 from argosy.events import say
 from argosy.protocol.asking import StatusRequest, WaitingReport, WaitingRequest
-from argosy.protocol.decisions import Cut, Decision, Push
+from argosy.protocol.decisions import Decision, Push
 from argosy.protocol.header import BetweenServers, Header
 from argosy.protocol.joining import (
     Admitted,
@@ -192,8 +192,8 @@ class ParameterServer:
             case SlotValues() if task == Task("worker", 0):
                 self._carrier.give(Message(header, message.tensors))
                 self._reply(task.index, GradientMemorySeen(), ())
-            case OwnState(state):
-                self._saving.give_state(task.index, state)
+            case OwnState():
+                self._saving.give_state(task.index, header)
             case GradientMemory():
                 self._carrier.keep_slots(task.index, message.tensors)
                 self._reply(task.index, GradientMemorySeen(), ())
@@ -285,7 +285,7 @@ class ParameterServer:
             return
         self._reply(0, Registered(), ())
         if self._coordinator is not None:
-            self._coordinator.register(header, self._carrier.step)
+            self._coordinator.register(header, self._carrier.step, self._saving.checkpoints)
 
     def _advance_saving(self) -> None:
         """See what has been written in the background."""
@@ -293,8 +293,8 @@ class ParameterServer:
         if report is not None and self._coordinator is None:
             self._links.tell(0, report)
         if self._coordinator is not None:
-            present = set(self._coordinator.roster.present())
-            if (outcome := self._saving.published(present)) is not None:
+            outcome = self._saving.published(self._coordinator.roster.present())
+            if outcome is not None:
                 self._coordinator.written(saved=not outcome.error)
 
     @property
@@ -326,9 +326,6 @@ class ParameterServer:
         return peer is not None and self._listener.copies(peer)
 
     def _order(self, decisions: Sequence[Decision]) -> None:
-        saves = self._saving.planned and any(isinstance(decision, Cut) for decision in decisions)
-        if saves and self._coordinator is not None:
-            self._saving.await_states(self._coordinator.roster.present())
         self._links.tell_all(Orders(tuple(decisions), tuple(self._untold)))
         self._untold.clear()
         self._carrier.carry_out(decisions)

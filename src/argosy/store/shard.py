@@ -81,6 +81,7 @@ class Shard:
             optimizer = FlatOptimizer(spec.name, spec.groups[group], masters)
             self._optimizers.append((group, positions, optimizer))
         self._values = {}
+        self._sums.forget()
 
     def _check(self, numbers: Sequence[int], layout: Layout, values: Sequence[torch.Tensor]) -> None:
         counts = [layout.blocks[number].count for number in numbers]
@@ -171,11 +172,16 @@ class Shard:
             present = [
                 (gradient, weight, self._missing(position, gradient))
                 for gradient, weight in parts
-                if position < len(gradient.blocks)
+                if position < len(gradient.blocks) and not self._is_empty(position, gradient)
             ]
             self._absent.append(intersection([holes for *_, holes in present]) if present else [])
             if present:
                 self._means[position] = self._sums.mean(position, master, present, total, summed)
+
+    def _is_empty(self, position: int, gradient: Gradient) -> bool:
+        """Whether a parameter of no elements has no gradient, either."""
+        pieces = self._pieces[position]
+        return not self._masters[position].numel() and pieces[0].parameter in gradient.absent
 
     def _missing(self, position: int, gradient: Gradient) -> list[Range]:
         if not gradient.absent:

@@ -52,6 +52,10 @@ class Sums:
                 self._accumulator(position, master).copy_(block)
         self._early.append(gradient)
 
+    def forget(self) -> None:
+        """What was added early is added once more, if it is to be in a sum: there are other blocks now."""
+        self._early = []
+
     def begin(self, order: Sequence[tuple[Gradient, float]]) -> int:
         """How many of these are in the sums already: all that were added early, or none if others came."""
         if not self._early:

@@ -1,4 +1,4 @@
-"""The coordinator's whole mind: who is here, what each server holds, what happens next.
+"""What the coordinator decides: who is in the job, what each server holds, what happens next.
 
 `on(event)` returns decisions; server 0 carries them out and passes them to the others. A push is offered to
 admission once every server holds it, and not before: so a worker that dies between two servers leaves
@@ -14,7 +14,7 @@ import msgspec
 
 from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget, Push
 from argosy.update.admission import Admission
-from argosy.update.cuts import Cuts
+from argosy.update.checkpoints import Checkpoints
 from argosy.update.membership import Roster
 
 
@@ -83,8 +83,7 @@ class Coordination:
     def __init__(self, servers: int, roster: Roster, admission: Admission) -> None:
         self.roster = roster
         self.admission = admission
-        self.cuts: Cuts | None = None
-        self._untold: set[int] = set()  # workers that have not heard of the latest cut
+        self.checkpoints: Checkpoints | None = None
         self._servers = servers
         self._arriving: dict[tuple[int, int], _Arriving] = {}
         # worker, life -> the highest sequence number offered
@@ -94,31 +93,29 @@ class Coordination:
     def on(self, event: Event) -> list[Decision]:
         """What follows from an event."""
         decisions = self._held(event) if isinstance(event, Held) else self._decide(event)
-        return decisions if self.cuts is None else self._with_cuts(self.cuts, decisions)
+        return decisions if self.checkpoints is None else self._with_cuts(self.checkpoints, decisions)
 
-    def _with_cuts(self, cuts: Cuts, decisions: list[Decision]) -> list[Decision]:
+    def _with_cuts(self, checkpoints: Checkpoints, decisions: list[Decision]) -> list[Decision]:
         result: list[Decision] = []
         for decision in decisions:
-            if isinstance(decision, Answer) and decision.worker in self._untold:
-                self._untold.discard(decision.worker)
+            if isinstance(decision, Answer) and checkpoints.tell(decision.worker):
                 decision = msgspec.structs.replace(decision, cut=True)
             result.append(decision)
-            if isinstance(decision, Apply) and cuts.take(decision.step):
+            if isinstance(decision, Apply) and checkpoints.take(decision.step, self.roster.present()):
                 result.append(Cut(decision.step))
-                self._untold = set(self.roster.present())
-        if self.roster.everyone_left() and cuts.finish(self.admission.step):
+        if self.roster.everyone_left() and checkpoints.finish(self.admission.step):
             result.append(Cut(self.admission.step))
         return result
 
     def _decide(self, event: _OtherEvent) -> list[Decision]:
         match event:
             case CutWanted():
-                if self.cuts is not None:
-                    self.cuts.ask(self.admission.step)
+                if self.checkpoints is not None:
+                    self.checkpoints.ask(self.admission.step)
                 return []
             case CutWritten(saved):
-                if self.cuts is not None:
-                    self.cuts.written(saved)
+                if self.checkpoints is not None:
+                    self.checkpoints.written(saved)
                 return []
             case StopWanted():
                 self.admission.stop()

@@ -80,7 +80,7 @@ def test_a_client_that_names_another_is_cut_off_and_nobody_else() -> None:
         client = argosy.connect(target, wait=20)
         with client.lock:
             template = Template(0, "aten::save", [], {}, 0, 0, "cpu:0", (), None)
-            client.posts[TASK].batch.extend((DEFINE, template))
+            client.outboxes[TASK].batch.extend((DEFINE, template))
         with pytest.raises(TaskLost, match=r"expected one that remote devices run, got 'aten::save'"):
             client.synchronize()
         client.close()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import argosy
-from argosy.remote.operations.mutation import written
+from argosy.remote.operations.mutation import mutated
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 
@@ -25,7 +25,7 @@ def test_the_schema_or_the_table_says_it() -> None:
     norm = (torch.ones(2, 2), None, None, a, b)
 
     def names(operation: Any, *args: Any, **kwargs: Any) -> list[int]:
-        found = written(operation, args, kwargs, torch.is_tensor)
+        found = mutated(operation, args, kwargs, torch.is_tensor)
         return [next(n for n, each in enumerate((a, b, c)) if each is one) for one in found]
 
     assert names(aten.add.Tensor, a, b) == []
@@ -114,7 +114,7 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.seen.add(func.name())
-        said = {memory(each) for each in written(func, args, kwargs, is_plain)}
+        said = {memory(each) for each in mutated(func, args, kwargs, is_plain)}
         arguments = func._schema.arguments
         values = [args[n] if n < len(args) else kwargs.get(a.name) for n, a in enumerate(arguments)]
         before = [

@@ -13,19 +13,19 @@ from sender_and_receiver import ends, next_of
 import argosy
 from argosy.protocol.remote_work import Work
 from argosy.remote.operations.instructions import SEND, TENSOR, Result, Template
-from argosy.remote.operations.kernel import Compiled
-from argosy.remote.plan.dependencies import Analysis
-from argosy.remote.plan.direct_sends import find_berths
-from argosy.remote.transport.send_buffers import Slot
+from argosy.remote.operations.kernel import Kernel
+from argosy.remote.plan.dependencies import Dependencies
+from argosy.remote.plan.direct_sends import find_direct_sends
+from argosy.remote.transport.send_buffers import SendBuffer
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 LARGE, SMALL, FLIP, HALVE = range(4)
 
 
-def operation(number: int, name: str, args: list[Any], result: Result) -> Compiled:
+def operation(number: int, name: str, args: list[Any], result: Result) -> Kernel:
     inputs = sum(each == [TENSOR] for each in args)
     template = Template(number, name, args, {}, inputs, 0, "cpu:0", (0,), (result,))
-    return Compiled(template, torch.device("cpu"))
+    return Kernel(template, torch.device("cpu"))
 
 
 TEMPLATES = {
@@ -55,71 +55,73 @@ def send(value: int) -> list[object]:
     ],
     ids=["sent", "a view of it", "kept", "twice", "used here too", "small", "no such form"],
 )
-def test_what_is_sent_and_of_no_other_use_has_a_berth(records: list[object], found: list[int]) -> None:
-    berths = find_berths(Analysis(records, TEMPLATES, (), {}))
-    assert list(berths) == found
-    for berth in berths.values():
-        assert (berth.shape, berth.nbytes, berth.send.task) == ((256, 256), 256 * 256 * 4, PS)
+def test_what_is_sent_and_of_no_other_use_is_computed_in_a_send_buffer(
+    records: list[object], found: list[int]
+) -> None:
+    found_sends = find_direct_sends(Dependencies(records, TEMPLATES, (), {}))
+    assert list(found_sends) == found
+    for direct in found_sends.values():
+        assert (direct.shape, direct.nbytes, direct.send.task) == ((256, 256), 256 * 256 * 4, PS)
 
 
 def test_a_slot_waits_for_the_receiver_and_for_its_own_tensor() -> None:
-    with ends() as (lane, inlet):
-        slot = lane.berth(4 * 10_000)
+    with ends() as (lane, receiver):
+        slot = lane.reserve(4 * 10_000)
         assert slot is not None
         tensor = slot.tensor(torch.float32, (100, 100), (1, 100)).fill_(3)
-        lane.send_berth(Work([1]), slot, 4 * 10_000)
-        received = next_of(inlet).tensors[0].view(torch.float32)
+        lane.send_kept(Work([1]), slot, 4 * 10_000)
+        received = next_of(receiver).tensors[0].view(torch.float32)
         assert received.tolist() == [3.0] * 10_000
-        second = lane.berth(4 * 10_000)
+        second = lane.reserve(4 * 10_000)
         assert second is not slot
         del received
-        third = lane.berth(4 * 10_000)
+        third = lane.reserve(4 * 10_000)
         assert third not in (slot, second)
         view = tensor[1:2]
         del tensor
         assert slot.held
         del view
-        assert lane.berth(4 * 10_000) is slot
+        assert lane.reserve(4 * 10_000) is slot
 
 
 def test_what_is_taken_back_is_changed_here_and_not_there() -> None:
-    with ends() as (lane, inlet):
-        slot = lane.berth(4 * 10_000)
+    with ends() as (lane, receiver):
+        slot = lane.reserve(4 * 10_000)
         assert slot is not None
         tensor = slot.tensor(torch.float32, (10_000,), (1,)).fill_(3)
         view = tensor[5_000:]
-        lane.send_berth(Work([1]), slot, 4 * 10_000)
-        received = next_of(inlet).tensors[0].view(torch.float32)
+        lane.send_kept(Work([1]), slot, 4 * 10_000)
+        received = next_of(receiver).tensors[0].view(torch.float32)
         lane.take_back(slot)
         assert tensor.tolist() == [3.0] * 10_000
         tensor.fill_(4)
         assert view.tolist() == [4.0] * 5_000
         assert received.tolist() == [3.0] * 10_000
-        assert lane.berth(4 * 10_000) is None  # whoever writes to such tensors has memory of its own
+        assert lane.reserve(4 * 10_000) is None  # whoever writes to such tensors has memory of its own
         lane.send(Work([2]), [torch.ones(40_000, dtype=torch.uint8)])
-        assert next_of(inlet).tensors[0].sum() == 40_000
+        assert next_of(receiver).tensors[0].sum() == 40_000
         assert tensor.tolist() == [4.0] * 10_000
 
 
 def test_what_is_given_up_is_used_for_the_next() -> None:
     with ends() as (lane, _):
-        slot = lane.berth(20_000)
+        slot = lane.reserve(20_000)
         assert slot is not None
-        lane.give_up(slot)
-        assert lane.berth(20_000) is slot
+        lane.cancel(slot)
+        assert lane.reserve(20_000) is slot
 
 
 @pytest.fixture
-def berthed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def computed_in_buffers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The slots in which tensors were made."""
     made: list[int] = []
-    ordinary = Slot.tensor
+    ordinary = SendBuffer.tensor
 
-    def tensor(slot: Slot, *words: Any) -> torch.Tensor:
+    def tensor(slot: SendBuffer, *words: Any) -> torch.Tensor:
         made.append(slot.number)
         return ordinary(slot, *words)
 
-    monkeypatch.setattr(Slot, "tensor", tensor)
+    monkeypatch.setattr(SendBuffer, "tensor", tensor)
     return made
 
 
@@ -158,10 +160,10 @@ def train(wrap: Callable[[Any], Any], after: Callable[[torch.Tensor], Any]) -> l
     ],
     ids=["read", "cloned", "written to", "written to by a view"],
 )
-def test_the_same_bits_whatever_is_done_with_a_gradient(after: Any, berthed: list[int]) -> None:
+def test_the_same_bits_whatever_is_done_with_a_gradient(after: Any, computed_in_buffers: list[int]) -> None:
     with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
         expected = train(lambda step: step, after)
-        assert not berthed
+        assert not computed_in_buffers
         found = train(argosy.capture, after)
-    assert berthed
+    assert computed_in_buffers
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))

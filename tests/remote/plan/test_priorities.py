@@ -8,30 +8,30 @@ import pytest
 import torch
 
 from argosy.remote.operations.instructions import TENSOR, Result, Template
-from argosy.remote.operations.kernel import Compiled
-from argosy.remote.plan.items import Item
-from argosy.remote.plan.priorities import Haste
+from argosy.remote.operations.kernel import Kernel
+from argosy.remote.plan.dependencies import PlanItem
+from argosy.remote.plan.priorities import Priorities
 
 LONG, SHORT = 1e-3, 1e-6
 
 
-def making(count: int) -> Compiled:
+def making(count: int) -> Kernel:
     """An operation that makes so many floats."""
     results = (Result((count,), (1,), "float32"),)
     template = Template(0, "aten::relu", [[TENSOR]], {}, 1, 0, "cpu:0", (0,), results)
-    return Compiled(template, torch.device("cpu"))
+    return Kernel(template, torch.device("cpu"))
 
 
 SMALL, LARGE = making(10), making(10**6)
 
 
-def item(index: int, compiled: Compiled | None, *after: int) -> Item:
+def item(index: int, kernel: Kernel | None, *after: int) -> PlanItem:
     """The slot of what an item makes has its number."""
-    return Item(index, tuple(after), (index,), compiled=compiled, after=set(after))
+    return PlanItem(index, tuple(after), (index,), kernel=kernel, after=set(after))
 
 
-def order(items: list[Item], costs: list[float]) -> list[int]:
-    return [each.index for each in Haste(items, costs).order(items)]
+def order(items: list[PlanItem], costs: list[float]) -> list[int]:
+    return [each.index for each in Priorities(items, costs).order(items)]
 
 
 def test_of_two_that_are_sent_the_larger_comes_first() -> None:
@@ -75,8 +75,8 @@ def test_nothing_comes_before_what_it_comes_after(seed: int) -> None:
     items = []
     for index in range(40):
         after = [before for before in range(index) if rng.random() < 0.1]
-        compiled = None if len(after) == 1 and rng.random() < 0.3 else rng.choice([SMALL, LARGE])
-        items.append(item(index, compiled, *after))
+        kernel = None if len(after) == 1 and rng.random() < 0.3 else rng.choice([SMALL, LARGE])
+        items.append(item(index, kernel, *after))
     got = order(items, [rng.choice([SHORT, LONG]) for _ in items])
     assert sorted(got) == list(range(40))
     for position, index in enumerate(got):

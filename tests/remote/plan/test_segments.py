@@ -1,6 +1,4 @@
-"""Captured steps, looked through: which records run in a row, what a row waits for, and what goes wrong in
-one.
-"""
+"""Captured steps cut into segments: what is in each, what it waits for, and what happens after an error."""
 
 from __future__ import annotations
 
@@ -12,18 +10,19 @@ from clusters import cluster_here
 
 import argosy
 from argosy.remote.operations.instructions import EXPECT, SEND, TENSOR, Result, Template
-from argosy.remote.operations.kernel import Compiled
-from argosy.remote.plan.dependencies import Analysis, Sequel
+from argosy.remote.operations.kernel import Kernel
+from argosy.remote.plan.dependencies import Dependencies, PreviousStep
+from argosy.remote.plan.segments import cut_segments
 
 FIRST, SECOND = "/job:worker/task:0", "/job:worker/task:1"
 
 
-def operation(number: int, name: str, inputs: int, writes: bool = False, view: bool = False) -> Compiled:
+def operation(number: int, name: str, inputs: int, writes: bool = False, view: bool = False) -> Kernel:
     results = () if writes else (Result((2,), (1,), "float32", 0 if view else -1),)
     picks = () if writes else (0,)
     args = [[TENSOR] for _ in range(inputs)]
     template = Template(number, name, args, {}, inputs, 0, "cpu:0", picks, results)
-    return Compiled(template, torch.device("cpu"))
+    return Kernel(template, torch.device("cpu"))
 
 
 TEMPLATES = {
@@ -34,10 +33,10 @@ TEMPLATES = {
 
 
 def shape_of(records: list[object], returned: tuple[int, ...] = ()) -> list[list[str]]:
-    analysis = Analysis(records, TEMPLATES, (), {})
-    segments = analysis.segments([analysis.slot_of[each] for each in returned], ())
+    step = Dependencies(records, TEMPLATES, (), {})
+    segments = cut_segments(step, [step.slot_of[each] for each in returned], ())
     return [
-        ["send" if item.compiled is None else item.compiled.name.partition("::")[2] for item in each.items]
+        ["send" if item.kernel is None else item.kernel.name.partition("::")[2] for item in each.items]
         for each in segments
     ]
 
@@ -69,9 +68,9 @@ def test_a_writer_comes_after_the_readers_before_it() -> None:
         parameter,
     ]
     records += [1, -1, 0, parameter, gradient]
-    analysis = Analysis(records, TEMPLATES, (), {})
-    first, second = analysis.segments((), ())
-    assert [item.compiled is None for item in first.items] == [True, False]
+    step = Dependencies(records, TEMPLATES, (), {})
+    first, second = cut_segments(step, (), ())
+    assert [item.kernel is None for item in first.items] == [True, False]
     assert second.after == [0]
 
 
@@ -83,10 +82,10 @@ def test_a_returned_value_ends_a_row() -> None:
 
 def test_long_branches_get_rows_of_their_own() -> None:
     records: list[object] = [0, -1, 10, 1, 0, -1, 11, 2, 0, -1, 12, 10, 0, -1, 13, 11]
-    analysis = Analysis(records, TEMPLATES, (), {})
-    assert len(analysis.segments((), ())) == 1
-    assert len(analysis.segments((), (), [0.1, 0.1, 0.1, 0.1])) == 1
-    branches = analysis.segments((), (), [0.1, 0.1, 0.1, 0.1], side_by_side=True)
+    step = Dependencies(records, TEMPLATES, (), {})
+    assert len(cut_segments(step, (), ())) == 1
+    assert len(cut_segments(step, (), (), [0.1, 0.1, 0.1, 0.1])) == 1
+    branches = cut_segments(step, (), (), [0.1, 0.1, 0.1, 0.1], side_by_side=True)
     assert [[item.index for item in each.items] for each in branches] == [[0, 2], [1, 3]]
 
 
@@ -95,9 +94,9 @@ def test_a_view_is_in_the_branch_of_who_uses_it() -> None:
     parcel, view, other, used, long, after = 10, 11, 12, 13, 14, 15
     records: list[object] = [EXPECT, parcel, SECOND, 2, -1, view, 1, 0, -1, other, 1, 0, -1, long, parcel]
     records += [0, -1, used, parcel, 1, -1, 0, used, view, 0, -1, after, other]
-    analysis = Analysis(records, TEMPLATES, (), {})
+    step = Dependencies(records, TEMPLATES, (), {})
     for costs in ([0.1] * 6, [0.0, 0.1, 0.1, 0.0, 0.0, 0.1]):
-        segments = analysis.segments((), (), costs, side_by_side=True)
+        segments = cut_segments(step, (), (), costs, side_by_side=True)
         where = {item.index: number for number, each in enumerate(segments) for item in each.items}
         assert where[0] == where[4]
         for number, each in enumerate(segments):
@@ -123,17 +122,17 @@ def test_rows_come_after_what_they_need_whatever_the_program(seed: int) -> None:
             records += [0 if kind == "relu" else 2, -1, made, chance.choice(values)]
         values.append(made)
         made += 1
-    first = Analysis(records, TEMPLATES, (), {})
+    first = Dependencies(records, TEMPLATES, (), {})
     sizes = {number: chance.choice([100, 2**20]) for number in first.externals}
     returned = [number for number in values[3:] if chance.random() < 0.1]
     wanted = [first.slot_of[number] for number in returned]
-    for analysis in (first, Analysis(records, TEMPLATES, (), {}, first.sequel(sizes, wanted))):
-        costs = [chance.choice([0.0, 1e-4, 5e-3]) for _ in analysis.items]
+    for step in (first, Dependencies(records, TEMPLATES, (), {}, first.as_previous_step(sizes, wanted))):
+        costs = [chance.choice([0.0, 1e-4, 5e-3]) for _ in step.items]
         for side_by_side in (False, True):
-            segments = analysis.segments(wanted, (), costs, side_by_side)
+            segments = cut_segments(step, wanted, (), costs, side_by_side)
             order = [item for segment in segments for item in segment.items]
             place = {item.index: number for number, item in enumerate(order)}
-            assert len(order) == len(place) == len(analysis.items)
+            assert len(order) == len(place) == len(step.items)
             assert all(place[before] < place[item.index] for item in order for before in item.after)
             for number, segment in enumerate(segments):
                 assert all(before < number for before in segment.after)
@@ -147,11 +146,11 @@ def test_what_is_updated_early_is_read_early_in_the_next_step() -> None:
         records += [SEND, parameter, SECOND, 90 + number, -1]
     for parameter, gradient in gradients.items():
         records += [1, -1, 0, parameter, gradient]
-    whole = Analysis(records, TEMPLATES, (), {})
-    assert [len(each.items) for each in whole.segments((), ())] == [3, 1, 1, 1]
-    sequel = whole.sequel({large: 2**20, small: 100, tiny: 100}, ())
-    assert sequel.late[small] == sequel.late[tiny] != sequel.late[large]
-    segments = Analysis(records, TEMPLATES, (), {}, sequel).segments((), ())
+    whole = Dependencies(records, TEMPLATES, (), {})
+    assert [len(each.items) for each in cut_segments(whole, (), ())] == [3, 1, 1, 1]
+    previous = whole.as_previous_step({large: 2**20, small: 100, tiny: 100}, ())
+    assert previous.unfinished[small] == previous.unfinished[tiny] != previous.unfinished[large]
+    segments = cut_segments(Dependencies(records, TEMPLATES, (), {}, previous), (), ())
     assert [[item.index for item in each.items] for each in segments] == [[0], [1, 2], [3], [4], [5]]
     assert [each.after for each in segments] == [[], [], [0], [1], [1]]
 
@@ -160,11 +159,11 @@ def test_what_comes_is_given_back_after_its_last_use_in_whichever_row_that_is() 
     parcel, made, later = 10, 11, 12
     records: list[object] = [EXPECT, parcel, SECOND, 0, -1, made, parcel, EXPECT, later, SECOND]
     records += [1, -1, 0, later, made, 1, -1, 0, later, parcel]  # the second row reads it too
-    analysis = Analysis(records, TEMPLATES, (), {})
-    first, second = analysis.segments((), ())
-    assert (first.takes, second.takes) == ([], [analysis.slot_of[parcel], analysis.slot_of[later]])
-    assert analysis.slot_of[parcel] in second.dies[1]
-    assert analysis.segments([analysis.slot_of[parcel]], ())[1].takes == [analysis.slot_of[later]]
+    step = Dependencies(records, TEMPLATES, (), {})
+    first, second = cut_segments(step, (), ())
+    assert (first.releases, second.releases) == ([], [step.slot_of[parcel], step.slot_of[later]])
+    assert step.slot_of[parcel] in second.frees[1]
+    assert cut_segments(step, [step.slot_of[parcel]], ())[1].releases == [step.slot_of[later]]
 
 
 def test_what_nobody_waits_for_is_done_when_the_step_before_is() -> None:
@@ -176,22 +175,22 @@ def test_what_nobody_waits_for_is_done_when_the_step_before_is() -> None:
     for (parameter, momentum), gradient in ((first, 10), (second, 11)):
         records += [1, -1, 0, momentum, gradient, 1, -1, 0, parameter, momentum]
     sizes = dict.fromkeys((*first, *second), 2**20)
-    whole = Analysis(records, TEMPLATES, (), {})
-    sequel = whole.sequel(sizes, ())
-    assert sequel.patient == {1, 3}
-    segments = Analysis(records, TEMPLATES, (), {}, sequel).segments((), ())
+    whole = Dependencies(records, TEMPLATES, (), {})
+    previous = whole.as_previous_step(sizes, ())
+    assert previous.deferrable == {1, 3}
+    segments = cut_segments(Dependencies(records, TEMPLATES, (), {}, previous), (), ())
     assert [[item.index for item in each.items] for each in segments] == [[0], [2], [1, 3], [4, 5], [6, 7]]
     assert [each.after for each in segments] == [[], [], [], [0, 2], [1, 2]]
-    wanted = Analysis(records, TEMPLATES, (), {})
-    assert wanted.sequel(sizes, [wanted.slot_of[1]]).patient == {1, 3}  # it was there before
+    wanted = Dependencies(records, TEMPLATES, (), {})
+    assert wanted.as_previous_step(sizes, [wanted.slot_of[1]]).deferrable == {1, 3}  # it was there before
 
 
 def test_a_view_waits_with_who_uses_it() -> None:
     gradient, flipped, parameter = 10, 11, 1
     records: list[object] = [EXPECT, gradient, SECOND, 2, -1, flipped, gradient, 1, -1, 0, parameter, flipped]
-    analysis = Analysis(records, TEMPLATES, (), {}, Sequel({parameter: 1 << 5}))
-    assert [len(each.items) for each in analysis.segments((), ())] == [2]
-    seen = analysis.segments([analysis.slot_of[flipped]], ())  # somebody may be waiting for it
+    step = Dependencies(records, TEMPLATES, (), {}, PreviousStep({parameter: 1 << 5}))
+    assert [len(each.items) for each in cut_segments(step, (), ())] == [2]
+    seen = cut_segments(step, [step.slot_of[flipped]], ())  # somebody may be waiting for it
     assert [len(each.items) for each in seen] == [1, 1]
 
 

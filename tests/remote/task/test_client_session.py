@@ -23,7 +23,7 @@ from argosy.remote.operations.instructions import (
     Result,
     Template,
 )
-from argosy.remote.task.client_session import Session
+from argosy.remote.task.client_session import ClientSession
 from argosy.remote.transport.tensor_codec import pack, unpack
 
 OTHER = "/job:worker/task:1"
@@ -55,7 +55,7 @@ class Around:
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
         raise AssertionError("every task is a neighbour here")
 
-    def lane(self, task: str) -> Around:
+    def sender_to(self, task: str) -> Around:
         if self.collecting:
             self.collecting.pop(0)()
         return self
@@ -65,7 +65,7 @@ class Around:
             assert item.packing is not None
             self.sent[item.value] = unpack(item.packing, [frame]).clone()
 
-    def ask(self, session: Session, *records: object) -> list[torch.Tensor]:
+    def ask(self, session: ClientSession, *records: object) -> list[torch.Tensor]:
         """Let records be carried out; the frames of the answer to the last of them."""
         session.work(list(records), ())
         reply, frames = self.answers.get(timeout=LIMIT)
@@ -74,10 +74,10 @@ class Around:
 
 
 @contextlib.contextmanager
-def session_with(helpers: int) -> Iterator[tuple[Session, Around]]:
+def session_with(helpers: int) -> Iterator[tuple[ClientSession, Around]]:
     around = Around()
-    session = Session("client", around, helpers)
-    session.mail.lane = around.lane  # type: ignore[assignment, method-assign]
+    session = ClientSession("client", around, helpers)
+    session.exchange.sender_to = around.sender_to  # type: ignore[assignment, method-assign]
     try:
         yield session, around
     finally:
@@ -91,11 +91,11 @@ def doubling(number: int, known: bool = True) -> Template:
     return Template(number, "aten::mul_.Scalar", [[TENSOR], 2], {}, 1, 0, "cpu:0", (), results)
 
 
-def arrives(session: Session, *values: int) -> None:
+def arrives(session: ClientSession, *values: int) -> None:
     """Ones, from another task."""
     packed = [pack(torch.ones(3)) for _ in values]
     items = tuple(Item(value, 0, packing, None) for value, (packing, _) in zip(values, packed, strict=True))
-    session.mail.parcel(Parcel("client", items), [frame for _, frames in packed for frame in frames])
+    session.exchange.receive(Parcel("client", items), [frame for _, frames in packed for frame in frames])
 
 
 def test_a_helper_does_not_write_to_what_has_not_left_yet() -> None:
@@ -105,9 +105,9 @@ def test_a_helper_does_not_write_to_what_has_not_left_yet() -> None:
 
         def done() -> None:
             helped.release()
-            session.nudge()
+            session.wake()
 
-        session.graph.on_ready = done
+        session.scheduler.on_ready = done
         around.ask(session, DEFINE, doubling(0), REPORT, 1)
         session.templates[0].heavy = True  # as an operation that has taken long: for a helper
         expected = [part for value in (first, second, third, fourth) for part in (EXPECT, value, OTHER)]

@@ -69,9 +69,9 @@ def test_a_session_keeps_a_thousand_errors_and_the_latest() -> None:
     made = [faults.add("op", -1, ValueError(str(number))) for number in range(1500)]
     for fault in made[:1000]:
         assert faults.first() is fault
-        faults.see(fault.number)
+        faults.mark_seen(fault.number)
     assert faults.first() is made[-1]
-    faults.see(made[-1].number)
+    faults.mark_seen(made[-1].number)
     assert faults.first() is None
 
 

@@ -12,100 +12,100 @@ from sender_and_receiver import ends, next_of
 
 import argosy
 from argosy.protocol.remote_work import Work
-from argosy.remote.task.resident_parameters import announce, moor_at_next_write
-from argosy.remote.task.scheduler import Group
-from argosy.remote.transport.same_host import Lane
+from argosy.remote.task.resident_parameters import move_at_next_write, send_resident
+from argosy.remote.task.scheduler import Storage
+from argosy.remote.transport.same_host import SameHostSender
 
 PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 COUNT = 50_000
 
 
-def moor(lane: Lane, value: float = 1.0) -> tuple[Group, torch.Tensor]:
+def moor(lane: SameHostSender, value: float = 1.0) -> tuple[Storage, torch.Tensor]:
     """A tensor that has just been written to for the first time after it was sent."""
-    group, tensor = Group(), torch.full((COUNT,), value)
-    moor_at_next_write(group, lane, tensor)
-    group.before_writing()
-    return group, tensor
+    storage, tensor = Storage(), torch.full((COUNT,), value)
+    move_at_next_write(storage, lane, tensor)
+    storage.before_writing()
+    return storage, tensor
 
 
-def send(group: Group, lane: Lane, tensor: torch.Tensor) -> bool:
-    return announce(group, lane, Work([1]), tensor.view(torch.uint8))
+def send(storage: Storage, lane: SameHostSender, tensor: torch.Tensor) -> bool:
+    return send_resident(storage, lane, Work([1]), tensor.view(torch.uint8))
 
 
 def test_it_moves_with_its_numbers_and_is_then_announced() -> None:
-    with ends() as (lane, inlet):
-        group, tensor = moor(lane, 3.0)
+    with ends() as (lane, receiver):
+        storage, tensor = moor(lane, 3.0)
         address = tensor.data_ptr()
-        assert group.mooring is not None
-        assert group.mooring.slot.region.address == address
+        assert storage.resident is not None
+        assert storage.resident.buffer.region.address == address
         for value in (3.0, 4.0, 5.0):
-            group.before_writing()
+            storage.before_writing()
             tensor.fill_(value)
-            assert send(group, lane, tensor)
-            assert next_of(inlet).tensors[0].view(torch.float32).eq(value).all()
+            assert send(storage, lane, tensor)
+            assert next_of(receiver).tensors[0].view(torch.float32).eq(value).all()
         assert tensor.data_ptr() == address
-        assert not group.mooring.slot.retired
+        assert not storage.resident.buffer.retired
 
 
 def test_what_the_receiver_still_reads_is_not_sent_from_there_and_not_changed_there() -> None:
-    with ends() as (lane, inlet):
-        group, tensor = moor(lane)
-        assert send(group, lane, tensor)
-        received = next_of(inlet).tensors[0].view(torch.float32)
-        assert not send(group, lane, tensor)
-        group.before_writing()
+    with ends() as (lane, receiver):
+        storage, tensor = moor(lane)
+        assert send(storage, lane, tensor)
+        received = next_of(receiver).tensors[0].view(torch.float32)
+        assert not send(storage, lane, tensor)
+        storage.before_writing()
         tensor.fill_(2.0)
         assert received.eq(1.0).all()
         del received
-        assert not send(group, lane, tensor)  # it has memory of its own again
+        assert not send(storage, lane, tensor)  # it has memory of its own again
         assert tensor.eq(2.0).all()
 
 
 def test_what_was_taken_back_is_copied_for_a_while_and_moves_again() -> None:
     def copy(times: int) -> None:
         for _ in range(times):
-            assert not send(group, lane, tensor)
-            moor_at_next_write(group, lane, tensor)
-            group.before_writing()
+            assert not send(storage, lane, tensor)
+            move_at_next_write(storage, lane, tensor)
+            storage.before_writing()
 
-    with ends() as (lane, inlet):
-        larger = lane.home(6 * COUNT)
+    with ends() as (lane, receiver):
+        larger = lane.reserve_resident(6 * COUNT)
         assert larger is not None
-        lane.give_up(larger)
-        group, tensor = moor(lane)
+        lane.cancel(larger)
+        storage, tensor = moor(lane)
         for pause in (4, 16, 64):
-            mooring = group.mooring
-            assert send(group, lane, tensor)
-            received = next_of(inlet)
-            group.before_writing()  # taken back
+            resident = storage.resident
+            assert send(storage, lane, tensor)
+            received = next_of(receiver)
+            storage.before_writing()  # taken back
             tensor.add_(1)
             del received
             copy(pause - 1)
-            assert group.mooring is mooring
+            assert storage.resident is resident
             copy(1)
-            assert group.mooring is not mooring
-            assert group.mooring is not None
-            assert group.mooring.slot.number < 3  # numbers of those that are over are used again
+            assert storage.resident is not resident
+            assert storage.resident is not None
+            assert storage.resident.buffer.number < 3  # numbers of those that are over are used again
         assert tensor.eq(4.0).all()
-        assert send(group, lane, tensor)
-        assert next_of(inlet).tensors[0].view(torch.float32).eq(4.0).all()
+        assert send(storage, lane, tensor)
+        assert next_of(receiver).tensors[0].view(torch.float32).eq(4.0).all()
 
 
 def test_a_message_that_nobody_has_read_yet_says_what_it_said() -> None:
-    with ends() as (lane, inlet):
-        group, tensor = moor(lane)
-        assert send(group, lane, tensor)
-        group.before_writing()
+    with ends() as (lane, receiver):
+        storage, tensor = moor(lane)
+        assert send(storage, lane, tensor)
+        storage.before_writing()
         tensor.fill_(2.0)
-        assert next_of(inlet).tensors[0].view(torch.float32).eq(1.0).all()
+        assert next_of(receiver).tensors[0].view(torch.float32).eq(1.0).all()
 
 
 def test_it_outlives_the_lane() -> None:
-    with ends() as (lane, inlet):
-        group, tensor = moor(lane)
-        assert send(group, lane, tensor)
-        inlet.close()
-    group.before_writing()
+    with ends() as (lane, receiver):
+        storage, tensor = moor(lane)
+        assert send(storage, lane, tensor)
+        receiver.close()
+    storage.before_writing()
     assert tensor.add_(1).eq(2.0).all()
 
 
@@ -115,33 +115,33 @@ def test_what_does_not_move(what: str) -> None:
         whole = torch.ones(COUNT)
         tensor = {"a view": whole, "a part": torch.ones(2 * COUNT)[:COUNT], "small": torch.ones(10)}[what]
         view = whole.view(2, -1)
-        address, group = tensor.data_ptr(), Group()
-        moor_at_next_write(group, lane, tensor)
-        group.before_writing()
-        assert group.mooring is None
+        address, storage = tensor.data_ptr(), Storage()
+        move_at_next_write(storage, lane, tensor)
+        storage.before_writing()
+        assert storage.resident is None
         assert tensor.data_ptr() == address
         assert view.data_ptr() == whole.data_ptr()
 
 
 def test_with_another_lane_it_is_copied() -> None:
     with ends() as (lane, _), ends() as (other, _):
-        group, tensor = moor(lane)
-        assert not send(group, other, tensor)
-        moor_at_next_write(group, other, tensor)
-        assert group.on_write is None
+        storage, tensor = moor(lane)
+        assert not send(storage, other, tensor)
+        move_at_next_write(storage, other, tensor)
+        assert storage.on_write is None
 
 
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each parameter that might have been announced, whether it was."""
     heard: list[bool] = []
-    ordinary = Lane.lend
+    ordinary = SameHostSender.send_again
 
-    def lend(lane: Lane, *words: Any) -> bool:
+    def send_again(lane: SameHostSender, *words: Any) -> bool:
         heard.append(ordinary(lane, *words))
         return heard[-1]
 
-    monkeypatch.setattr(Lane, "lend", lend)
+    monkeypatch.setattr(SameHostSender, "send_again", send_again)
     return heard
 
 

@@ -15,7 +15,13 @@ from sender_and_receiver import ends, next_of, wait
 from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.protocol.remote_work import Work
-from argosy.remote.transport.same_host import TO_TASK, Inlet, Lane, LaneListener, connect
+from argosy.remote.transport.same_host import (
+    TO_TASK,
+    SameHostListener,
+    SameHostReceiver,
+    SameHostSender,
+    connect,
+)
 
 CLIENT = "c" * 32
 
@@ -31,10 +37,10 @@ def open_memory() -> int:
 
 
 def test_words_and_small_tensors_travel_in_the_socket() -> None:
-    with ends() as (lane, inlet):
+    with ends() as (lane, receiver):
         before = open_memory()
         lane.send(Work([1, "two"]), [frame(5), frame(0), frame(300)])
-        message = next_of(inlet)
+        message = next_of(receiver)
         assert message.header == Work([1, "two"])
         sent = [frame(5), frame(0), frame(300)]
         assert all(torch.equal(a, b) for a, b in zip(message.tensors, sent, strict=True))
@@ -42,25 +48,25 @@ def test_words_and_small_tensors_travel_in_the_socket() -> None:
 
 
 def test_what_was_read_is_let_go_of_while_another_thread_still_looks_at_it() -> None:
-    with ends() as (lane, inlet):
+    with ends() as (lane, receiver):
         lane.send(Work([1]), [frame(300)])
         lane.send(Work([2]), [frame(300)])
-        select.select([inlet], [], [], 5)
-        messages = inlet.take()
+        select.select([receiver], [], [], 5)
+        messages = receiver.take()
         assert next(messages).header == Work([1])
-        with memoryview(inlet._data):
+        with memoryview(receiver._data):
             assert next(messages).header == Work([2])
         lane.send(Work([3]), [])
-        assert next_of(inlet).header == Work([3])
+        assert next_of(receiver).header == Work([3])
 
 
 def test_large_tensors_are_lent_and_their_slot_is_used_again_when_they_are_given_back() -> None:
-    with ends() as (lane, inlet):
+    with ends() as (lane, receiver):
         before = open_memory()
         for turn in range(5):
             sent = [frame(100_000, turn), frame(70, turn)]
             lane.send(Work([turn]), sent)
-            message = next_of(inlet)
+            message = next_of(receiver)
             assert all(torch.equal(a, b) for a, b in zip(message.tensors, sent, strict=True))
             assert all(tensor.data_ptr() % 64 == 0 for tensor in message.tensors)
             del message
@@ -68,11 +74,11 @@ def test_large_tensors_are_lent_and_their_slot_is_used_again_when_they_are_given
 
 
 def test_what_is_kept_is_not_written_over() -> None:
-    with ends() as (lane, inlet):
+    with ends() as (lane, receiver):
         kept = []
         for turn in range(3):
             lane.send(Work([]), [frame(50_000, turn)])
-            kept.append(next_of(inlet).tensors[0])
+            kept.append(next_of(receiver).tensors[0])
         assert all(torch.equal(tensor, frame(50_000, turn)) for turn, tensor in enumerate(kept))
 
 
@@ -84,31 +90,31 @@ def test_a_sender_with_much_under_way_waits_until_something_is_given_back() -> N
 
     def give_back(_: socket.socket, to_send: bool) -> None:
         waited.append(to_send)
-        next_of(inlet)  # and nobody keeps it
+        next_of(receiver)  # and nobody keeps it
 
-    lane, inlet = Lane(near, give_back, most=150_000), Inlet(far)
+    lane, receiver = SameHostSender(near, give_back, most=150_000), SameHostReceiver(far)
     lane.send(Work([]), [frame(100_000)])
     lane.send(Work([]), [frame(100_000)])
     assert not waited
     lane.send(Work([]), [frame(100_000)])
     assert waited == [False]
     lane.close()
-    inlet.close()
+    receiver.close()
 
 
 def test_a_message_in_pieces_is_whole_in_the_end() -> None:
     near, middle = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     feeder, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     far.setblocking(False)
-    lane, inlet = Lane(near, wait), Inlet(far)
+    lane, receiver = SameHostSender(near, wait), SameHostReceiver(far)
     lane.send(Work(["words"]), [frame(9)])
     data, taken = middle.recv(65536), []
     for position in range(len(data)):
         feeder.send(data[position : position + 1])
-        taken += list(inlet.take())
+        taken += list(receiver.take())
         assert bool(taken) == (position == len(data) - 1)
     assert taken[0].header == Work(["words"])
-    for each in (lane, inlet, middle, feeder):
+    for each in (lane, receiver, middle, feeder):
         each.close()
 
 
@@ -122,12 +128,12 @@ def test_a_message_in_pieces_is_whole_in_the_end() -> None:
 def test_what_may_not_be_believed_is_not(data: bytes, why: str) -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     far.setblocking(False)
-    inlet = Inlet(far)
+    receiver = SameHostReceiver(far)
     near.send(data)
     with pytest.raises(WireError, match=why):
-        list(inlet.take())
+        list(receiver.take())
     near.close()
-    inlet.close()
+    receiver.close()
 
 
 def test_memory_that_is_not_sealed_or_not_there_is_refused() -> None:
@@ -135,40 +141,40 @@ def test_memory_that_is_not_sealed_or_not_there_is_refused() -> None:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         stack.callback(near.close)
         far.setblocking(False)
-        inlet = Inlet(far)
-        stack.callback(inlet.close)
+        receiver = SameHostReceiver(far)
+        stack.callback(receiver.close)
         plain = os.memfd_create("plain")
         stack.callback(os.close, plain)
         os.ftruncate(plain, 4096)
         told = struct.pack("<IiB", 1, 0, 1) + _words()
         socket.send_fds(near, [told], [plain])
         with pytest.raises(WireError, match="sealed"):
-            list(inlet.take())
+            list(receiver.take())
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     far.setblocking(False)
-    inlet = Inlet(far)
+    receiver = SameHostReceiver(far)
     near.send(told)
-    with pytest.raises(WireError, match="expected memory with it"):
-        list(inlet.take())
+    with pytest.raises(WireError, match="expected a descriptor of shared memory"):
+        list(receiver.take())
     near.close()
-    inlet.close()
+    receiver.close()
 
 
-def test_a_slot_that_is_not_known_is_refused() -> None:
+def test_a_buffer_that_is_not_known_is_refused() -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     far.setblocking(False)
-    inlet = Inlet(far)
+    receiver = SameHostReceiver(far)
     near.send(struct.pack("<IiB", 1, 3, 0) + _words())
-    with pytest.raises(WireError, match="slot 3"):
-        list(inlet.take())
+    with pytest.raises(WireError, match="known buffer, got 3"):
+        list(receiver.take())
     near.close()
-    inlet.close()
+    receiver.close()
 
 
 def _words() -> bytes:
     """A header with the size before it, as a lane sends it."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    lane = Lane(near, wait)
+    lane = SameHostSender(near, wait)
     lane.send(Work([]), [])
     data = far.recv(65536)
     lane.close()
@@ -177,29 +183,29 @@ def _words() -> bytes:
 
 
 def test_an_end_that_has_gone_is_passed_over_by_the_sender_and_told_to_the_receiver() -> None:
-    with ends() as (lane, inlet):
-        inlet.close()
+    with ends() as (lane, receiver):
+        receiver.close()
         lane.send(Work([]), [frame(10)])
         lane.send(Work([]), [frame(100_000)])
-    with ends() as (lane, inlet):
+    with ends() as (lane, receiver):
         lane.close()
         with pytest.raises(EOFError):
-            list(inlet.take())
+            list(receiver.take())
 
 
-def test_a_listener_is_found_by_its_port_and_only_on_this_machine() -> None:
+def test_a_listener_is_found_by_its_port_and_only_on_this_host() -> None:
     with socket.socket() as bound:  # a port that nobody else has
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        listener = LaneListener(port)
+        listener = SameHostListener(port)
         sock = connect(Address("127.0.0.1", port), TO_TASK, CLIENT)
         accepted = listener.accept()
         assert accepted is not None
         way, client, other = accepted
         assert (way, client) == (TO_TASK, CLIENT)
         with pytest.raises(OSError, match="in use"):
-            LaneListener(port)
-        with pytest.raises(OSError, match="not on this machine"):
+            SameHostListener(port)
+        with pytest.raises(OSError, match="not on this host"):
             connect(Address("10.0.0.1", port), TO_TASK, CLIENT)
         listener.close()
         with pytest.raises(ConnectionRefusedError):

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
 from argosy.events import say
+from argosy.remote.client.active_scope import current_client
 from argosy.remote.client.cluster_client import Client
-from argosy.remote.client.connections import Answer
-from argosy.remote.client.device_scope import current_client
+from argosy.remote.client.connections import PendingReply
 from argosy.remote.client.dispatch import RemoteTensor, wrap
-from argosy.remote.client.gradient_tracking import Gradients, Rehearsal
-from argosy.remote.client.handle import Device, Handle, Memory, Meta
-from argosy.remote.client.outbox import Post
-from argosy.remote.client.recording import Feed, LocalCall, LocalTape, NotRepeatable, Recording, tensors_in
+from argosy.remote.client.gradient_tracking import GradientEffects, UsedGradient, WarmupObserver
+from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, TensorMeta
+from argosy.remote.client.outbox import Outbox
+from argosy.remote.client.recording import (
+    FedTensor,
+    LocalCall,
+    LocalRecorder,
+    NotReplayable,
+    Recording,
+    tensors_in,
+)
 from argosy.remote.operations.instructions import ALIAS, RECORD, REPLAY, UNRECORD
 from argosy.remote.transport.tensor_codec import pack
 from argosy.torch_private import tree_flatten, tree_unflatten
@@ -53,7 +61,8 @@ class Captured(Generic[P, R]):
         self._function = function
         self._client = client
         self._plans: dict[Any, deque[_Plan]] = {}
-        self._known: dict[Any, list[Any]] = {}  # tensors that the last call which was not replayed has used
+        # Tensors that may have gradients, arguments aside, which calls that were not replayed have used.
+        self._known: dict[int, weakref.ref[Any]] = {}
         self._in_vain = 0  # recordings since the last replay
         self._said = False
         self.__doc__ = function.__doc__
@@ -65,7 +74,7 @@ class Captured(Generic[P, R]):
         if plans is None:
             if len(self._plans) < _MANY:
                 self._plans[key] = deque(maxlen=_VARIANTS)
-            return self._rehearse(key, args, kwargs)  # what happens only the first time happens here
+            return self._warm_up(leaves, args, kwargs)  # what is done in the first call only is done here
         for plan in plans:
             if plan.hopeless:
                 return self._function(*args, **kwargs)
@@ -73,36 +82,51 @@ class Captured(Generic[P, R]):
                 self._in_vain = 0
                 return plan.replay(leaves)  # type: ignore[no-any-return]
         self._in_vain += 1
-        plan, returned = self._record(key, leaves, args, kwargs)
+        plan, returned = self._record(leaves, args, kwargs)
         plans.append(plan)
         return returned
 
-    def _rehearse(self, key: Any, args: Any, kwargs: Any) -> R:
-        """A call as it is; if nobody else does so, note which tensors may have gradients."""
+    def _warm_up(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> R:
+        """Run the function without a recording; note which tensors may have gradients."""
         client = self._client or current_client()
         if client.observer is not None:
             return self._function(*args, **kwargs)
-        rehearsal = client.observer = Rehearsal()
+        observer = client.observer = WarmupObserver()
         try:
             return self._function(*args, **kwargs)
         finally:
             client.observer = None
-            self._known[key] = [*rehearsal.leaves.values()]
+            self._note(observer.leaves.values(), leaves)
 
-    def _record(self, key: Any, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
+    def _note(self, used: Iterable[Any], arguments: Sequence[Any]) -> None:
+        """Note what a call has used. Recordings that do not know such a tensor hold only while it has no
+        gradient.
+        """
+        self._known = {number: each for number, each in self._known.items() if each() is not None}
+        given = {id(each) for each in arguments}
+        for each in used:
+            if id(each) not in given and id(each) not in self._known:
+                self._known[id(each)] = weakref.ref(each)
+                for plans in self._plans.values():
+                    for plan in plans:
+                        plan.note_unknown(each)
+
+    def _record(self, leaves: Sequence[Any], args: Any, kwargs: Any) -> tuple[_Plan, R]:
         client = self._client or current_client()
         tapes = client.start_tapes()
-        recording = Recording(client, self._known.pop(key, ()))
+        known = [each for reference in self._known.values() if (each := reference()) is not None]
+        recording = Recording(client, [*known, *(each for each in leaves if isinstance(each, RemoteTensor))])
+        del known
         try:
             return self._recorded(client, tapes, recording, leaves, args, kwargs)
         finally:
             client.end_recording()
-            self._known[key] = recording.watch.leaves()
+            self._note(recording.watch.leaves(), leaves)
 
     def _recorded(
         self,
         client: Client,
-        tapes: Mapping[Post, Any],
+        tapes: Mapping[Outbox, Any],
         recording: Recording,
         leaves: Sequence[Any],
         args: Any,
@@ -110,7 +134,7 @@ class Captured(Generic[P, R]):
     ) -> tuple[_Plan, R]:
         client.recording = client.observer = recording
         try:
-            with LocalTape(recording):
+            with LocalRecorder(recording):
                 returned = self._function(*args, **kwargs)
         finally:
             client.recording = client.observer = None
@@ -120,9 +144,9 @@ class Captured(Generic[P, R]):
         plan = _Plan(client, recording)
         try:
             if self._in_vain > _MANY:
-                raise NotRepeatable("it reads gradients or numbers that are others at every call")
+                raise NotReplayable("it reads gradients or numbers that are others at every call")
             plan.build(tapes, leaves, returned)
-        except NotRepeatable as error:
+        except NotReplayable as error:
             plan.hopeless = True
             if not self._said:
                 self._said = True
@@ -148,26 +172,30 @@ class _Plan:
         self.hopeless = False
         self._number = 0
         self._turn = 0
-        self._parts: dict[Post, _Share] = {}
-        self._arguments: list[tuple[int, int, Post]] = []
+        self._parts: dict[Outbox, _Share] = {}
+        self._arguments: list[tuple[int, int, Outbox]] = []
         self._outputs: list[Any] = []
         self._structure: Any = None
         self._leaves: list[Any] = []
-        self._paces: list[Answer] = []
-        self._gradients = Gradients([], [])
+        self._progress: list[PendingReply] = []
+        self._gradients = GradientEffects([], [])
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Whether what Python read from ordinary tensors, and the gradients that it found, are as they
         were.
         """
         guards = self._recording.guards
-        return self._gradients.are_as_they_were(leaves) and all(t.item() == value for t, value in guards)
+        return self._gradients.match(leaves) and all(t.item() == value for t, value in guards)
 
-    def build(self, tapes: Mapping[Post, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
+    def note_unknown(self, leaf: Any) -> None:
+        """Another call has used this tensor; it is not known whether this one clears its gradient."""
+        self._gradients.used.append(UsedGradient(leaf, -1, None))
+
+    def build(self, tapes: Mapping[Outbox, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
         """Turn what was sent into plans, and tell the tasks."""
         client, recording = self._client, self._recording
         if recording.trouble:
-            raise NotRepeatable(recording.trouble)
+            raise NotReplayable(recording.trouble)
         recording.forget_copies()
         recording.check_externals()
         self._leaves = list(leaves)  # kept, as they are known by their identity
@@ -176,8 +204,8 @@ class _Plan:
             if isinstance(leaf, RemoteTensor) and leaf.handle.number in recording.externals:
                 alias = client.take_numbers(1)
                 renamed[leaf.handle.number] = alias
-                self._arguments.append((position, alias, leaf.handle.device.post))
-        parts = {post: recording.part(tape, renamed) for post, tape in tapes.items()}
+                self._arguments.append((position, alias, leaf.handle.device.outbox))
+        parts = {outbox: recording.part(tape, renamed) for outbox, tape in tapes.items()}
         made = {number for part in parts.values() for number in part.made}
         outputs, self._structure = tree_flatten(returned)
         self._gradients = recording.watch.found(recording, leaves, outputs)
@@ -187,18 +215,18 @@ class _Plan:
             if output.number is not None:
                 _rename(client, tensor)
         self._number = client.take_plan()
-        for post, part in parts.items():
+        for outbox, part in parts.items():
             if part.records or part.feeds:
-                self._parts[post] = _Share(part.feeds)
-                kept = sorted(part.made & client.alive(post, part.made))
+                self._parts[outbox] = _Share(part.feeds)
+                kept = sorted(part.made & client.alive(outbox, part.made))
                 recording.will_change(kept)
                 with client.lock:
-                    post.batch.extend(
+                    outbox.batch.extend(
                         (RECORD, self._number, part.records, part.feeds, kept, sorted(part.made))
                     )
         for output in self._outputs:
             if output.number is not None and output.device is not None:
-                self._parts.setdefault(output.device.post, _Share([]))
+                self._parts.setdefault(output.device.outbox, _Share([]))
 
     def replay(self, leaves: Sequence[Any]) -> Any:
         """Do it again, with these arguments."""
@@ -209,41 +237,41 @@ class _Plan:
         env: dict[int, Any] = {}
         for before, now in zip(self._leaves, leaves, strict=True):
             env[id(before)] = now
-        messages = {post: _Message() for post in self._parts}
+        messages = {outbox: _Message() for outbox in self._parts}
         for event in self._recording.sequence:
-            if isinstance(event, Feed):
+            if isinstance(event, FedTensor):
                 tensor = env.get(id(event.tensor), event.tensor)
-                messages[client.post(event.task)].add(event.number, tensor)
+                messages[client.outboxes[event.task]].add(event.number, tensor)
             else:
                 _redo(event, env)
-        for position, alias, post in self._arguments:
-            messages[post].binds.append((alias, leaves[position].handle.number))
+        for position, alias, outbox in self._arguments:
+            messages[outbox].binds.append((alias, leaves[position].handle.number))
         results = [output.renew(client, messages, env) for output in self._outputs]
         for memory in self._recording.mutated:
             memory.version += 1
-        self._keep_pace()
+        self._limit_lead()
         with client.lock:
-            for post, message in messages.items():
-                post.check()
-                first = post.attach_frames(message.frames)
+            for outbox, message in messages.items():
+                outbox.check()
+                first = outbox.attach_frames(message.frames)
                 feeds = [[n, packing, first + at, count] for n, packing, at, count in message.feeds]
-                post.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
-                post.flush()
+                outbox.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
+                outbox.flush()
         self._gradients.put(leaves, results)
         return tree_unflatten(results, self._structure)
 
-    def _keep_pace(self) -> None:
+    def _limit_lead(self) -> None:
         """Run ahead of the tasks, but not without end: what they have not read yet takes memory."""
         if self._turn % _STRIDE:
             return
-        if self._paces:
-            self._client.await_paces(self._paces)
-        self._paces = self._client.ask_paces(self._parts)
+        if self._progress:
+            self._client.wait_for_progress(self._progress)
+        self._progress = self._client.request_progress(self._parts)
 
     def __del__(self) -> None:
         if self._parts and not self._client.closed:
-            for post in self._parts:
-                post.retired.append((UNRECORD, self._number))
+            for outbox in self._parts:
+                outbox.retired.append((UNRECORD, self._number))
 
 
 class _Share:
@@ -271,7 +299,9 @@ class _Message:
 class _Output:
     """One leaf of what the function returned."""
 
-    def __init__(self, value: Any, number: int | None, meta: Meta | None, device: Device | None) -> None:
+    def __init__(
+        self, value: Any, number: int | None, meta: TensorMeta | None, device: RemoteDevice | None
+    ) -> None:
         self.value = value
         self.number = number
         self.meta = meta
@@ -285,20 +315,20 @@ class _Output:
             return cls(None, handle.number, handle.meta, handle.device)
         return cls(value, None, None, None)
 
-    def renew(self, client: Client, messages: dict[Post, _Message], env: dict[int, Any]) -> Any:
+    def renew(self, client: Client, messages: dict[Outbox, _Message], env: dict[int, Any]) -> Any:
         if self.number is None or self.device is None or self.meta is None:
             return env.get(id(self.value), self.value) if isinstance(self.value, torch.Tensor) else self.value
         number = client.take_numbers(1)
-        messages[self.device.post].outputs.append((self.number, number))
-        return wrap(Handle(number, self.meta, self.device, Memory()))
+        messages[self.device.outbox].outputs.append((self.number, number))
+        return wrap(Handle(number, self.meta, self.device, RemoteStorage()))
 
 
 def _rename(client: Client, tensor: RemoteTensor) -> None:
     """What the recorded call returned stays as it is when the value of that number is made anew."""
     old, number = tensor.handle, client.take_numbers(1)
     with client.lock:
-        old.device.post.batch.extend((ALIAS, old.number, number))
-    tensor.handle = Handle(number, old.meta, old.device, old.memory, old.offset)
+        old.device.outbox.batch.extend((ALIAS, old.number, number))
+    tensor.handle = Handle(number, old.meta, old.device, old.storage, old.offset)
 
 
 def _redo(call: LocalCall, env: dict[int, Any]) -> None:

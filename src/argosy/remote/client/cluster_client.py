@@ -1,7 +1,7 @@
-"""A client of a cluster: `argosy.connect()`. Knows every task's devices, and keeps what is not yet sent.
+"""A client of a cluster: `argosy.connect()`. It knows every task's devices, and asks the tasks.
 
-The tensors of a program hold it alive through their handles; `close` ends its connections, after which they
-cannot be used any more.
+The tensors of a program keep it alive through their handles. `close` ends its connections; its tensors cannot
+be used after that.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError, RemoteError, TaskLost, WaitTimeout
 from argosy.events import say, say_waiting
 from argosy.protocol.remote_work import Attach, Attached, Bereft, CutOff, Detach, Fault, Packing, Reply
-from argosy.remote.client import call_sites as sites
-from argosy.remote.client.connections import Answer, Link
+from argosy.remote.client import call_sites
+from argosy.remote.client.connections import Connections, PendingReply
 from argosy.remote.client.device_name import DeviceName
-from argosy.remote.client.gradient_tracking import Rehearsal
-from argosy.remote.client.handle import Device
-from argosy.remote.client.numbers import Numbers
-from argosy.remote.client.outbox import Post
-from argosy.remote.client.placement_log import readable
+from argosy.remote.client.gradient_tracking import WarmupObserver
+from argosy.remote.client.handle import RemoteDevice
+from argosy.remote.client.outbox import Outbox
+from argosy.remote.client.placement_log import PlacementLog
 from argosy.remote.client.recording import Recording
 from argosy.remote.client.seeds import Seeds
-from argosy.remote.client.shape_inference import Output, Recipe, results_of
-from argosy.remote.client.transfer import Placer
+from argosy.remote.client.shape_inference import InferredOperation, InferredOutput, results_of
+from argosy.remote.client.transfer import Transfer
 from argosy.remote.operations.instructions import (
     DEFINE,
     FETCH,
@@ -46,13 +45,13 @@ from argosy.remote.operations.instructions import (
 from argosy.remote.transport.tensor_codec import frame_count, unpack
 from argosy.wire.message import Message
 
-# So many signatures are kept; a program with more begins anew.
-_MANY_RECIPES = 20_000
-# An operation whose results are not known beforehand gets this many numbers for them.
-_ROOM = 1024
+# The signatures that are kept; beyond this number, all are forgotten.
+_MOST_INFERRED = 20_000
+# The numbers that are set aside for the results of an operation that is probed.
+_MOST_RESULTS = 1024
 
 
-class Client(Numbers):
+class Client:
     """A connection to every task of a cluster. Use it in a `with` statement, or `close()` it."""
 
     def __init__(
@@ -63,65 +62,69 @@ class Client(Numbers):
         allow_soft_placement: bool = False,
         wait: float = DEFAULT_WAIT,
     ) -> None:
-        super().__init__()
-        self.recipes: dict[Any, Recipe] = {}
-        self.placer = Placer(self)
+        # Held by every thread that takes a number or adds an instruction: instructions stay whole and in
+        # order.
+        self.lock = threading.Lock()
+        self.number = 0
+        self.outboxes: dict[str, Outbox] = {}
+        self._plan = 0
+        self.inferred: dict[Any, InferredOperation] = {}
+        self.transfer = Transfer(self)
         self._seeds = Seeds(self)
         self._template = 0
         self._request = 0
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, PendingReply] = {}
         self._arrivals: dict[str, Attached] = {}
         self._changed = threading.Condition()
-        self._log = log_device_placement
-        self._logged: set[tuple[str, str]] = set()
+        self._log = PlacementLog() if log_device_placement else None
         self._soft = allow_soft_placement
         self._softened: set[str] = set()
         self.closed = False
         self.recording: Recording | None = None
-        self.observer: Recording | Rehearsal | None = None  # is told of every operation
+        self.observer: Recording | WarmupObserver | None = None  # is told of every operation
         self.widths: dict[int, tuple[int, int, int]] = {}
-        self._devices: dict[tuple[Task, str], Device] = {}
+        self._devices: dict[tuple[Task, str], RemoteDevice] = {}
         self._identity = uuid.uuid4().hex
-        self.link = Link(self._identity)
-        self.link.on_message = self._on_message
-        self.link.on_loss = self._on_loss
-        self.link.on_tick = self._on_tick
+        self.connections = Connections(self._identity)
+        self.connections.on_message = self._on_message
+        self.connections.on_loss = self._on_loss
+        self.connections.on_tick = self._on_tick
         try:
             self.home, self.cluster = self._meet(target, wait)
         except BaseException:
-            self.link.close()
+            self.connections.close()
             raise
         if log_device_placement:
             say("device mapping:")
             for device in self._devices.values():
-                say(f"  {device} -> {self.cluster.address(Task.parse(device.post.name))}")
+                say(f"  {device} -> {self.cluster.address(Task.parse(device.outbox.name))}")
 
     # --- meeting the cluster ------------------------------------------------------------------------------
     def _meet(self, target: Address, wait: float) -> tuple[Task, ClusterSpec]:
-        """Ask the task at an address who else there is, and attach to all of them."""
+        """Ask the task at an address for the cluster, and attach to all tasks."""
         deadline = time.monotonic() + wait
         first = str(target)
-        self.link.open(first, target)
-        self.link.send(first, Attach(self._identity))
+        self.connections.open(first, target)
+        self.connections.send(first, Attach(self._identity))
         self._await({first: f"a task at {target}"}, wait, deadline)
         answer = self._arrivals[first]
         home, cluster = Task.parse(answer.task), ClusterSpec(answer.cluster)
-        self.link.rename(first, answer.task)
+        self.connections.rename(first, answer.task)
         self._arrivals[answer.task] = answer
         others = {str(task): cluster.describe(task) for task in cluster.tasks() if task != home}
         for name in others:
-            self.link.open(name, cluster.address(Task.parse(name)))
-            self.link.send(name, Attach(self._identity))
+            self.connections.open(name, cluster.address(Task.parse(name)))
+            self.connections.send(name, Attach(self._identity))
         self._await(others, wait, deadline)
         for task in cluster.tasks():
             if (found := self._arrivals[str(task)]).task != str(task):
                 raise ConfigError(
                     f"address of {task}", f"{task}", f"{found.task}", "is the cluster the same everywhere?"
                 )
-            self.link.shorten(str(task), cluster.address(task))
-            post = self.posts[str(task)] = Post(str(task), self.link)
+            self.connections.use_local_connection(str(task), cluster.address(task))
+            outbox = self.outboxes[str(task)] = Outbox(str(task), self.connections)
             for kind in self._arrivals[str(task)].devices:
-                self._devices[task, kind] = Device(self, post, kind)
+                self._devices[task, kind] = RemoteDevice(self, outbox, kind)
         return home, cluster
 
     def _await(self, names: dict[str, str], wait: float, deadline: float) -> None:
@@ -139,7 +142,7 @@ class Client(Numbers):
                     notice = now + NOTICE_EVERY
                 self._changed.wait(min(deadline, notice) - now)
 
-    # --- from the link's thread ---------------------------------------------------------------------------
+    # --- in the thread of the connections -----------------------------------------------------------------
     def _on_message(self, task: str, message: Message[Any]) -> None:
         header = message.header
         if isinstance(header, Reply):
@@ -150,74 +153,121 @@ class Client(Numbers):
                 self._arrivals[task] = header
                 self._changed.notify_all()
         elif isinstance(header, CutOff):
-            self._lose(task, f"it does no more for this client: {header.reason}")
+            self._lose(task, f"it has ended this client's session: {header.reason}")
 
     def _on_loss(self, task: str) -> None:
-        if task in self.posts:  # else it was not there yet, and may come back
+        if task in self.outboxes:  # else it was not up yet, and may come back
             self._lose(task, "its connection has ended")
 
     def _lose(self, task: str, why: str) -> None:
-        post = self.posts[task]
-        post.lost = f"{why}; what was there is lost, the other tasks can be used"
-        for name, other in self.posts.items():
+        outbox = self.outboxes[task]
+        outbox.lost = f"{why}; its values are lost, the other tasks can still be used"
+        for name, other in self.outboxes.items():
             if not other.lost:
-                self.link.send(name, Bereft(task))
+                self.connections.send(name, Bereft(task))
         for request, answer in list(self._answers.items()):
             if answer.task == task and self._answers.pop(request, None) is not None:
                 answer.put(None)
 
     def _on_tick(self) -> bool:
-        """Send what has lain for a moment; whether there was any."""
-        posts = [post for post in self.posts.values() if not post.idle]
-        if posts:
+        """Send what has waited for a moment; returns whether there was any."""
+        outboxes = [outbox for outbox in self.outboxes.values() if not outbox.idle]
+        if outboxes:
             with self.lock:
-                for post in posts:
-                    post.flush()
-        return bool(posts)
+                for outbox in outboxes:
+                    outbox.flush()
+        return bool(outboxes)
+
+    # --- numbers, batches and recordings ------------------------------------------------------------------
+    def flush(self) -> None:
+        """Send all batches."""
+        with self.lock:
+            for outbox in self.outboxes.values():
+                outbox.flush()
+
+    def take_numbers(self, count: int) -> int:
+        """Numbers for new values; returns the first."""
+        with self.lock:
+            first = self.number
+            self.number += count
+        return first
+
+    def take_plan(self) -> int:
+        """A number for a captured step."""
+        with self.lock:
+            self._plan += 1
+            return self._plan
+
+    def start_tapes(self) -> dict[Outbox, list[list[Any]]]:
+        """Keep what is sent from now on, for a recording."""
+        self.flush()
+        with self.lock:
+            for outbox in self.outboxes.values():
+                outbox.tape = []
+                outbox.gone = set()
+        return {outbox: outbox.tape for outbox in self.outboxes.values() if outbox.tape is not None}
+
+    def stop_tapes(self) -> None:
+        """Keep no more of what is sent."""
+        self.flush()
+        with self.lock:
+            for outbox in self.outboxes.values():
+                outbox.tape = None
+
+    def alive(self, outbox: Outbox, numbers: set[int]) -> set[int]:
+        """Those of these values of a recording that the program still holds."""
+        with self.lock:  # another thread may send what is dropped at any moment
+            return numbers - set(outbox.dropped) - (outbox.gone or set())
+
+    def end_recording(self) -> None:
+        """Forget what was dropped: `alive` is not asked any more."""
+        with self.lock:
+            for outbox in self.outboxes.values():
+                outbox.gone = None
 
     # --- asking -------------------------------------------------------------------------------------------
-    def _ask(self, post: Post, *record: Any) -> Answer:
-        """Add a record that will be answered; `None` in it stands for the number of the request."""
+    def _ask(self, outbox: Outbox, *record: Any) -> PendingReply:
+        """Add an instruction that will be answered; `None` in it stands for the number of the request."""
         self._check_open()
-        post.check()
-        answer = Answer(post.name)
+        outbox.check()
+        answer = PendingReply(outbox.name)
         with self.lock:
             self._request += 1
             self._answers[self._request] = answer
-            post.batch.extend(self._request if each is None else each for each in record)
+            outbox.batch.extend(self._request if each is None else each for each in record)
         return answer
 
-    def _wait(self, answer: Answer) -> Message[Reply]:
+    def _wait(self, answer: PendingReply) -> Message[Reply]:
         answer.wait()
         if answer.message is None:
-            lost = self.posts[answer.task].lost if answer.task in self.posts else ""
-            raise TaskLost(answer.task, lost or "its connection ended while a value was waited for")
+            lost = self.outboxes[answer.task].lost if answer.task in self.outboxes else ""
+            raise TaskLost(answer.task, lost or "its connection ended while the client waited for a value")
         if (fault := answer.message.header.fault) is not None:
             self._raise(fault)
         return answer.message
 
     def _raise(self, fault: Fault) -> NoReturn:
-        if fault.number >= 0 and fault.task in self.posts:
-            with self.lock:  # it need not be raised again at the end
-                self.posts[fault.task].batch.extend((SEEN, fault.number))
+        if fault.number >= 0 and fault.task in self.outboxes:
+            with self.lock:  # the task need not report it again at the end
+                self.outboxes[fault.task].batch.extend((SEEN, fault.number))
         if fault.lost:
-            raise TaskLost(fault.task, "a value that was waited for depended on it")
+            raise TaskLost(fault.task, "the value that the client waits for depends on it")
         raise RemoteError(
             fault.task,
             fault.operation,
             f"{fault.kind}: {fault.message}",
-            sites.describe(fault.site),
+            call_sites.describe(fault.site),
             fault.trace,
         )
 
     def fetch(self, tensors: Sequence[Any]) -> list[torch.Tensor]:
         """The values of remote tensors, as ordinary tensors; waits for them."""
-        by_post: dict[Post, list[int]] = {}
+        by_post: dict[Outbox, list[int]] = {}
         for position, each in enumerate(tensors):
-            by_post.setdefault(each.handle.device.post, []).append(position)
+            by_post.setdefault(each.handle.device.outbox, []).append(position)
         asked = [
-            (self._ask(post, FETCH, None, [tensors[p].handle.number for p in positions]), positions)
-            for post, positions in by_post.items()
+            (self._ask(outbox, FETCH, None, [tensors[p].handle.number for p in positions]), positions)
+            for outbox, positions in by_post.items()
         ]
         self.flush()
         values: list[Any] = [None] * len(tensors)
@@ -231,53 +281,55 @@ class Client(Numbers):
                 first = last
         return values
 
-    def ask_paces(self, posts: Iterable[Post]) -> list[Answer]:
-        """Let tasks tell when they have read what they were sent until now."""
-        return [self._ask(post, FETCH, None, []) for post in posts]
+    def request_progress(self, outboxes: Iterable[Outbox]) -> list[PendingReply]:
+        """Ask tasks to answer when they have read what was sent until now."""
+        return [self._ask(outbox, FETCH, None, []) for outbox in outboxes]
 
-    def await_paces(self, asked: Sequence[Answer]) -> None:
-        """Wait for that."""
+    def wait_for_progress(self, asked: Sequence[PendingReply]) -> None:
+        """Wait for these answers."""
         for answer in asked:
             self._wait(answer)
 
     def probe(
         self,
-        recipe: Recipe,
-        device: Device,
+        inferred: InferredOperation,
+        device: RemoteDevice,
         tensors: Sequence[Any],
         floats: Sequence[float],
         args: Sequence[Any],
         kwargs: dict[str, Any],
-    ) -> tuple[list[Output], int]:
-        """Run an operation whose results only the task can tell; what they are, and the number of the
-        first.
-        """
-        template = recipe.templates.get(device)
+    ) -> tuple[list[InferredOutput], int]:
+        """Let the task run an operation and describe its results; returns these and the first number."""
+        template = inferred.templates.get(device)
         if template is None:
-            template = self.define(recipe, device, args, kwargs)
+            template = self.define(inferred, device, args, kwargs)
         with self.lock:
             first = self.number
-            self.number += _ROOM
+            self.number += _MOST_RESULTS
         numbers = [each.handle.number for each in tensors]
-        site = sites.here()
-        answer = self._ask(device.post, PROBE, None, template, first, site, numbers, list(floats))
+        site = call_sites.here()
+        answer = self._ask(device.outbox, PROBE, None, template, first, site, numbers, list(floats))
         self.flush()
         message = self._wait(answer)
-        if len(message.header.results) > _ROOM:
+        if len(message.header.results) > _MOST_RESULTS:
             raise RemoteError(
-                device.post.name, recipe.name, f"more than {_ROOM} results", sites.describe(site), ""
+                device.outbox.name,
+                inferred.name,
+                f"more than {_MOST_RESULTS} results",
+                call_sites.describe(site),
+                "",
             )
-        return [Output.read(wire) for wire in message.header.results], first
+        return [InferredOutput.read(wire) for wire in message.header.results], first
 
     def synchronize(self) -> None:
-        """Wait until every task has done what it was sent; raises the first error that nobody has seen."""
-        asked = [self._ask(post, WAIT, None) for post in self.posts.values() if not post.lost]
+        """Wait until every task has done all its work; raises the first error that was not reported yet."""
+        asked = [self._ask(outbox, WAIT, None) for outbox in self.outboxes.values() if not outbox.lost]
         self.flush()
         for answer in asked:
             self._wait(answer)
 
     def ran(self, task: str) -> dict[str, int]:
-        """What a task has run for this client: its own record, as operations and how often."""
+        """How often a task has run each operation for this client, as the task counts."""
         return dict(self._report(task)[0])
 
     def held(self, task: str) -> tuple[int, int]:
@@ -286,56 +338,53 @@ class Client(Numbers):
         return values, size
 
     def _report(self, task: str) -> list[Any]:
-        answer = self._ask(self.device(DeviceName.parse(task)).post, REPORT, None)
+        answer = self._ask(self.device(DeviceName.parse(task)).outbox, REPORT, None)
         self.flush()
         return self._wait(answer).header.results
 
-    # --- recipes and templates ----------------------------------------------------------------------------
-    def keep_recipe(self, key: Any, recipe: Recipe) -> None:
-        """Remember what comes of a signature."""
-        if len(self.recipes) >= _MANY_RECIPES:
+    # --- signatures and templates -------------------------------------------------------------------------
+    def keep_inferred(self, key: Any, inferred: InferredOperation) -> None:
+        """Remember what was inferred for a signature."""
+        if len(self.inferred) >= _MOST_INFERRED:
             with self.lock:
-                self.recipes = {}
-                for post in self.posts.values():
-                    post.batch.append(FORGET)
-        self.recipes[key] = recipe
+                self.inferred = {}
+                for outbox in self.outboxes.values():
+                    outbox.batch.append(FORGET)
+        self.inferred[key] = inferred
 
-    def define(self, recipe: Recipe, device: Device, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-        """Tell a task what a number stands for."""
+    def define(
+        self, inferred: InferredOperation, device: RemoteDevice, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> int:
+        """Define a template on a task; returns its number."""
         self._check_open()
-        device.post.check()
-        holes = recipe.floats > 0
-        picks, results = results_of(recipe)
+        device.outbox.check()
+        vary = inferred.floats > 0
+        picks, results = results_of(inferred)
         with self.lock:
             number = self._template
             self._template += 1
             template = Template(
                 number,
-                recipe.name,
-                [write_argument(each, lambda _: holes) for each in args],
-                {
-                    name: write_argument(each, lambda _: holes)
-                    for name, each in kwargs.items()
-                    if name != "pin_memory"
-                },
-                recipe.inputs,
-                recipe.floats,
+                inferred.name,
+                [write_argument(each, vary) for each in args],
+                {name: write_argument(each, vary) for name, each in kwargs.items() if name != "pin_memory"},
+                inferred.inputs,
+                inferred.floats,
                 device.kind,
                 picks,
-                None if recipe.probe else results,
-                recipe.random,
-                recipe.grad,
+                None if inferred.probe else results,
+                inferred.random,
+                inferred.grad,
             )
-            device.post.batch.extend((DEFINE, template))
-            recipe.templates[device] = number
-            self.widths[number] = (recipe.inputs, recipe.floats, recipe.made)
-        if self._log and (entry := (readable(recipe.name), device.name)) not in self._logged:
-            self._logged.add(entry)
-            say(f"{entry[0]}: {entry[1]}")
+            device.outbox.batch.extend((DEFINE, template))
+            inferred.templates[device] = number
+            self.widths[number] = (inferred.inputs, inferred.floats, inferred.made)
+        if self._log is not None:
+            self._log.note(inferred.name, device.name)
         return number
 
-    def keep_seeds(self, device: Device) -> None:
-        """Before a random operation: let the task follow `torch.manual_seed`."""
+    def keep_seeds(self, device: RemoteDevice) -> None:
+        """Call this before a random operation: the task follows `torch.manual_seed`."""
         self._seeds.follow(device)
 
     # --- devices ------------------------------------------------------------------------------------------
@@ -343,8 +392,8 @@ class Client(Numbers):
         """The names of all devices, such as `/job:worker/task:0/cpu:0`."""
         return [device.name for device in self._devices.values()]
 
-    def device(self, name: DeviceName) -> Device:
-        """The device that a name means here."""
+    def device(self, name: DeviceName) -> RemoteDevice:
+        """The device of a name, which may be incomplete."""
         self._check_open()
         task, kind = name.complete(self.home)
         self.cluster.require(task)
@@ -360,23 +409,23 @@ class Client(Numbers):
         assert fallback is not None
         if wanted not in self._softened:
             self._softened.add(wanted)
-            say(f"{wanted} is not there: its operations run on {fallback}")
+            say(f"{wanted} does not exist: its operations run on {fallback}")
         return fallback
 
     # --- the end ------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
         if self.closed:
-            raise ConfigError("client", "one that is open", "one that was closed")
+            raise ConfigError("client", "an open client", "a closed one", "connect again")
 
     def close(self) -> None:
         """End the connections; the tasks forget this client's values."""
         if self.closed:
             return
         self.closed = True
-        for name, post in self.posts.items():
-            if not post.lost:
-                self.link.send(name, Detach())
-        self.link.close()
+        for name, outbox in self.outboxes.items():
+            if not outbox.lost:
+                self.connections.send(name, Detach())
+        self.connections.close()
         for request in list(self._answers):
             if (answer := self._answers.pop(request, None)) is not None:
                 answer.put(None)

@@ -1,4 +1,4 @@
-"""`argosy.connect`: from an address, or from nothing under `argosy run --serve`, to a client."""
+"""`argosy.connect`: makes a client from an address, or from the environment under `argosy run --serve`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import os
 from argosy.cluster.settings import DEFAULT_WAIT, read_seconds, variable
 from argosy.cluster.spec import Address, ClusterSpec
 from argosy.errors import ConfigError
-from argosy.remote.client import module_transfer as _methods  # noqa: F401  gives remote tensors their methods
+from argosy.remote.client.active_scope import open_clients
 from argosy.remote.client.cluster_client import Client
-from argosy.remote.client.device_scope import open_clients
 
 
 def connect(
@@ -22,9 +21,10 @@ def connect(
 ) -> Client:
     """A client of the cluster of which a task is at `target` (`host:port`, also `grpc://host:port`).
 
-    Without a target, that of `argosy run --serve`. Waits for tasks that are not up, says for whom every few
-    seconds, and gives up after `wait` seconds. `log_device_placement` says once for each operation and device
-    where it runs; with `allow_soft_placement`, a device that a task does not have is replaced by its CPU.
+    Without a target, it is the cluster of `argosy run --serve`. Waits for tasks that are not up yet, prints
+    which every few seconds, and gives up after `wait` seconds. `log_device_placement` prints once for each
+    operation and device where it runs; with `allow_soft_placement`, a device that a task lacks is replaced by
+    its CPU.
     """
     address = _read_target(target)
     seconds = wait if wait is not None else _wait_of_environment()

@@ -1,6 +1,4 @@
-"""`argosy.device`: the operations inside run on the device that it names, and factories make tensors
-there.
-"""
+"""`argosy.device`: operations inside it run on the device that it names."""
 
 from __future__ import annotations
 
@@ -8,27 +6,15 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from argosy.errors import ConfigError
+from argosy.remote.client.active_scope import current_client, scope
 from argosy.remote.client.cluster_client import Client
 from argosy.remote.client.device_name import DeviceName
-from argosy.remote.client.dispatch import dispatch, scope
+from argosy.remote.client.dispatch import dispatch
 from argosy.torch_private import TorchDispatchMode
 
-# Clients that are open, the last one last. A scope belongs to the last, unless it is told another.
-open_clients: list[Client] = []
 
-
-def current_client() -> Client:
-    """The client of a scope that names none."""
-    while open_clients and open_clients[-1].closed:
-        open_clients.pop()
-    if not open_clients:
-        raise ConfigError("device", "a connected client", "none", "call argosy.connect() first")
-    return open_clients[-1]
-
-
-class _Mode(TorchDispatchMode):
-    """Sees the operations without remote tensors too, while a scope is open in its thread."""
+class _DispatchMode(TorchDispatchMode):
+    """Dispatches operations without remote tensors too, while a scope is open in this thread."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -37,16 +23,16 @@ class _Mode(TorchDispatchMode):
 
 
 class device:  # noqa: N801
-    """`with argosy.device("/job:worker/task:0"):` runs what is inside there, in this thread.
+    """`with argosy.device("/job:worker/task:0"):` runs the operations of this thread on that device.
 
-    Scopes nest, and a name may leave out what the scope around it says. `None` stands for no device: inside
-    it, ordinary tensors are ordinary, and operations run where most of their input is. Also a decorator.
+    Scopes nest: what a name leaves out comes from the scope around it. With `None`, there is no device: local
+    tensors stay local, and operations run where most of their input is. It is also a decorator.
     """
 
     def __init__(self, name: str | None, client: Client | None = None) -> None:
         self._name = None if name is None else DeviceName.parse(name)
         self._client = client
-        self._before: list[tuple[Any, Any, _Mode | None]] = []
+        self._before: list[tuple[Any, Any, _DispatchMode | None]] = []
 
     def __enter__(self) -> device:
         outer = scope.name or DeviceName()
@@ -58,7 +44,7 @@ class device:  # noqa: N801
             found = (self._client or current_client()).device(name)
         mode = None
         if found is not None and not scope.watched:
-            mode = _Mode()  # type: ignore[no-untyped-call]
+            mode = _DispatchMode()  # type: ignore[no-untyped-call]
             mode.__enter__()  # type: ignore[no-untyped-call]
             scope.watched = True
         scope.device = found

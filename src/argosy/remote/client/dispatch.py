@@ -1,24 +1,31 @@
-"""Every operation on a remote tensor, and every one inside a `device` scope, comes through `dispatch`.
+"""Remote tensors, and `dispatch`, through which every operation on one goes, and every one in a `device`
+scope.
 
-Called by torch below autograd, tens of thousands of times a second: the common case is short, and what
-happens once for a signature is kept in a recipe. Nothing here waits, except for operations that only running
-can tell of.
+torch calls it below autograd, tens of thousands of times a second. So the common case is short, and what is
+the same for every call of a signature is inferred once. Only operations whose results depend on values wait.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from argosy.remote.client import call_sites as sites
+from argosy.errors import ConfigError
+from argosy.remote.client import call_sites
+from argosy.remote.client.active_scope import current_client, scope
 from argosy.remote.client.device_name import DeviceName
-from argosy.remote.client.handle import Device, Handle, Memory, meta_of
-from argosy.remote.client.outbox import LARGE
-from argosy.remote.client.shape_inference import Output, Recipe, Unsupported, floats_matter, infer, learn
-from argosy.remote.client.transfer import Placer
+from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, device_with_most_bytes, meta_of
+from argosy.remote.client.outbox import FULL
+from argosy.remote.client.shape_inference import (
+    InferredOperation,
+    InferredOutput,
+    Unsupported,
+    floats_matter,
+    infer,
+    learn,
+)
 from argosy.torch_private import (
     LOCAL_SCALAR,
     current_node,
@@ -37,29 +44,14 @@ if TYPE_CHECKING:
 
 _TRUE, _FALSE = object(), object()
 _CPU = torch.device("cpu")
-# Of so many forward operations it is remembered where they ran; few graphs have more.
+# The devices of this many forward operations are remembered; few autograd graphs have more.
 _FORWARD = 20_000
 is_grad_enabled = torch.is_grad_enabled
 _SCALARS = LOCAL_SCALAR, torch.ops.aten.item.default
 
 
-class _Scope(threading.local):
-    """The device that the innermost `argosy.device` of this thread names."""
-
-    device: Device | None = None
-    name: DeviceName | None = None
-    watched: bool = False  # whether operations without remote tensors are seen too
-    # Forward operations that did not simply run where their inputs were: autograd's number, and the device.
-    forward: dict[int, Device] | None = None
-
-
-scope = _Scope()
-
-
 class RemoteTensor(torch.Tensor):
-    """A tensor on a device of the cluster. It has a shape and a dtype here; its values come when asked
-    for.
-    """
+    """A tensor on a device of the cluster. Its shape and dtype are known here; its values are fetched."""
 
     handle: Handle
     __torch_function__ = no_torch_function
@@ -71,17 +63,102 @@ class RemoteTensor(torch.Tensor):
         """See the module."""
         return dispatch(func, args, kwargs)
 
+    @property
+    def remote_device(self) -> str:
+        """The device of the values, such as `/job:worker/task:0/cpu:0`."""
+        return self.handle.device.name
+
+    def cpu(self, memory_format: Any = None) -> torch.Tensor:
+        """The values as an ordinary tensor; waits for them."""
+        if self.requires_grad and torch.is_grad_enabled():
+            fetched: torch.Tensor = _Fetch.apply(self)  # type: ignore[no-untyped-call]
+            return fetched
+        return values_of(self)
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As torch's; `to("cpu")` fetches the values, as `cpu()` does."""
+        asked = args[0] if args and isinstance(args[0], str) else kwargs.get("device")
+        tensor: torch.Tensor = self
+        if isinstance(asked, str):
+            if asked == "cpu":
+                tensor = self.cpu()
+            else:
+                found = current_client().device(DeviceName.parse(asked))
+                tensor = Send.apply(self, found)  # type: ignore[no-untyped-call]
+            args = args[1:] if args and isinstance(args[0], str) else args
+            kwargs = {name: each for name, each in kwargs.items() if name != "device"}
+            if not args and not kwargs:
+                return tensor
+        return torch.Tensor.to(tensor, *args, **kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """The values, and their device."""
+        text = repr(values_of(self))
+        extra = f", device='{self.handle.device}'"
+        if self.grad_fn is not None:
+            extra += f", grad_fn=<{type(self.grad_fn).__name__}>"
+        elif self.requires_grad:
+            extra += ", requires_grad=True"
+        return f"{text[:-1]}{extra})"
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As torch's; waits for the values."""
+        return self.detach().cpu().numpy() if force else self.cpu().numpy()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.cpu().__array__() if dtype is None else self.cpu().__array__(dtype)
+
+    def tolist(self) -> Any:
+        """As torch's; waits for the values."""
+        return values_of(self).tolist()
+
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> Any:
         """As torch's, by numbers."""
         if isinstance(indices_or_sections, RemoteTensor):
-            raise Unsupported(
-                "tensor_split: torch reads the indices itself; give it a list, not a remote tensor"
-            )
+            raise Unsupported("tensor_split: give the indices as a list, not as a remote tensor")
         return super().tensor_split(indices_or_sections, dim)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "only tensors that the user made, not results of operations, can be deep-copied"
+            )
+        copied: torch.Tensor = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ConfigError(
+            "state",
+            "ordinary tensors",
+            f"one on {self.handle.device}",
+            "argosy.fetch() brings a whole state here",
+        )
+
+    @property
+    def data(self) -> torch.Tensor:
+        """As torch's: the same values, without autograd."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        if not isinstance(other, RemoteTensor):
+            other = on_device(other, self.handle.device)
+        assert isinstance(other, RemoteTensor)
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.handle = other.handle
 
 
 def wrap(handle: Handle) -> RemoteTensor:
-    """A tensor for a handle."""
+    """The tensor of a handle."""
     meta = handle.meta
     tensor: RemoteTensor = make_wrapper(
         RemoteTensor,
@@ -99,14 +176,58 @@ def wrap(handle: Handle) -> RemoteTensor:
     return tensor
 
 
-class _Signature:
-    """The arguments of a call, looked through: what belongs to its signature, and what varies."""
+class _Fetch(torch.autograd.Function):
+    """The values of a remote tensor as a local tensor; the gradient goes back to its device."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: RemoteTensor) -> torch.Tensor:
+        ctx.device = tensor.handle.device
+        return values_of(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return on_device(gradient, ctx.device)
+
+
+class Send(torch.autograd.Function):
+    """A tensor on another device; the gradient goes back to where the tensor was."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, device: RemoteDevice) -> torch.Tensor:
+        ctx.back = tensor.handle.device if isinstance(tensor, RemoteTensor) else None
+        return on_device(tensor, device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.back is not None:
+            return on_device(gradient, ctx.back), None
+        return values_of(gradient) if isinstance(gradient, RemoteTensor) else gradient, None
+
+
+def values_of(tensor: RemoteTensor) -> torch.Tensor:
+    """The values of a tensor, without autograd."""
+    return tensor.handle.device.client.fetch([tensor])[0]
+
+
+def on_device(tensor: torch.Tensor, device: RemoteDevice) -> torch.Tensor:
+    """A tensor on a device, without autograd; the same value if it is there already."""
+    transfer = device.client.transfer
+    if not isinstance(tensor, RemoteTensor):
+        return wrap(transfer.put(tensor, device))
+    if tensor.handle.device is device:
+        return wrap(tensor.handle)
+    # A copy of its own: the one that is kept for operations must not be written to.
+    return wrap(transfer.copy(tensor.handle, device)).clone()
+
+
+class Signature:
+    """The arguments of a call: `key` is its signature; tensors and floats vary from call to call."""
 
     __slots__ = ("floats", "func", "generator", "key", "ordinary", "tensors")
 
     def __init__(self, func: Any) -> None:
         self.func = func
-        # Some kernels do more when autograd records.
+        # Some kernels save more while autograd records.
         self.key: list[Any] = [id(func) if is_grad_enabled() else -id(func)]
         self.tensors: list[RemoteTensor] = []
         self.floats: list[float] = []
@@ -149,8 +270,8 @@ class _Signature:
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
-    """Run an operation on the device where it belongs."""
-    signature = _Signature(func)
+    """Run an operation on its device."""
+    signature = Signature(func)
     for each in args:
         signature.add(each)
     if kwargs:
@@ -164,12 +285,12 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> A
     device = tensors[0].handle.device
     client = device.client
     key = tuple(signature.key)
-    recipe = client.recipes.get(key)
-    if recipe is None:
+    inferred = client.inferred.get(key)
+    if inferred is None:
         if func in _SCALARS:
             return client.fetch([tensors[0]])[0].item()
-        recipe = infer(func, args, kwargs or {}, tensors, len(signature.floats))
-        client.keep_recipe(key, recipe)
+        inferred = infer(func, args, kwargs or {}, tensors, len(signature.floats))
+        client.keep_inferred(key, inferred)
     together = True
     for each in tensors:
         if each.handle.device is not device:
@@ -177,20 +298,20 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> A
             break
     wanted = scope.device
     if not together or wanted is not None or scope.forward:
-        chosen = _choose(recipe, tensors, device, together, wanted)
+        chosen = _choose(inferred, tensors, device, together, wanted)
         if is_grad_enabled() and any(each.requires_grad for each in tensors):
             _remember(chosen)
-        if recipe.foreach and not together:
-            return client.placer.split(func, args, kwargs or {})
+        if inferred.foreach and not together:
+            return client.transfer.split(func, args, kwargs or {})
         if not together or chosen is not device:
-            if recipe.alias:
+            if inferred.alias:
                 return wrap(tensors[0].handle)
-            return client.placer.run_at(func, args, kwargs or {}, chosen, bool(recipe.mutates))
-    return _issue(client, device, recipe, tensors, signature.floats, args, kwargs)
+            return client.transfer.run_at(func, args, kwargs or {}, chosen, bool(inferred.mutates))
+    return issue(client, device, inferred, tensors, signature.floats, args, kwargs)
 
 
-def _dispatch_at(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, device: Device) -> Any:
-    """The same with all tensors on one device, where it runs whatever the scope says."""
+def dispatch_at(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, device: RemoteDevice) -> Any:
+    """As `dispatch`, with all tensors on one device, which is used whatever the scope says."""
     before, scope.device = scope.device, None
     forward, scope.forward = scope.forward, None
     try:
@@ -200,89 +321,91 @@ def _dispatch_at(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, 
         scope.forward = forward
 
 
-def _issue(
+def issue(
     client: Client,
-    device: Device,
-    recipe: Recipe,
+    device: RemoteDevice,
+    inferred: InferredOperation,
     tensors: Sequence[RemoteTensor],
     floats: Sequence[float],
     args: Sequence[Any],
     kwargs: dict[str, Any] | None,
 ) -> Any:
-    """Write the record, and make what the operation returns."""
-    if recipe.alias:
+    """Add the instruction to the batch, and return the tensors that the operation returns."""
+    if inferred.alias:
         return wrap(tensors[0].handle)
-    if recipe.decompose:
-        return recipe.func.decompose(*args, **(kwargs or {}))
-    if recipe.probe:
-        return _probe(client, device, recipe, tensors, floats, args, kwargs)
-    if recipe.learn and not recipe.made:
-        return _returned(recipe, device, tensors, 0)
-    if recipe.random:
+    if inferred.decompose:
+        return inferred.func.decompose(*args, **(kwargs or {}))
+    if inferred.probe:
+        return _probe(client, device, inferred, tensors, floats, args, kwargs)
+    if inferred.learn and not inferred.made:
+        return _returned(inferred, device, tensors, 0)
+    if inferred.random:
         client.keep_seeds(device)
-    template = recipe.templates.get(device)
+    template = inferred.templates.get(device)
     if template is None:
-        template = client.define(recipe, device, args, kwargs or {})
+        template = client.define(inferred, device, args, kwargs or {})
     if (observer := client.observer) is not None:
-        observer.note(recipe, tensors, device)
-    post, link = device.post, client.link
-    site = sites.here()
+        observer.note(inferred, tensors, device)
+    outbox, connections = device.outbox, client.connections
+    site = call_sites.here()
     numbers = [each.handle.number for each in tensors]
     with client.lock:
         first = client.number
-        client.number = first + recipe.made
-        post.batch.extend((template, site, first, *numbers, *floats))
-        if len(post.batch) > LARGE:
-            post.flush()
-    if link.asleep:
-        link.rouse()
-    if post.lost:
-        post.check()
-    if (meta := recipe.first) is not None:
+        client.number = first + inferred.made
+        outbox.batch.extend((template, site, first, *numbers, *floats))
+        if len(outbox.batch) > FULL:
+            outbox.flush()
+    if connections.asleep:
+        connections.wake()
+    if outbox.lost:
+        outbox.check()
+    if (meta := inferred.first) is not None:
         tensor = make_wrapper(RemoteTensor, meta.shape, strides=meta.stride, dtype=meta.dtype, device=_CPU)
-        tensor.handle = Handle(first, meta, device, Memory())
+        tensor.handle = Handle(first, meta, device, RemoteStorage())
         if observer is not None:
             observer.note_made(tensor)
         return tensor
-    for position in recipe.mutates:
-        tensors[position].handle.memory.version += 1
-    if recipe.reshapes:
-        _reshape(recipe, tensors, args, kwargs)
-    returned = _returned(recipe, device, tensors, first)
-    if recipe.whole:
-        returned.handle.origin = (tensors[0].handle, recipe.func, args[1:], kwargs or {})
+    for position in inferred.mutates:
+        tensors[position].handle.storage.version += 1
+    if inferred.reshapes:
+        _reshape(inferred, tensors, args, kwargs)
+    returned = _returned(inferred, device, tensors, first)
+    if inferred.whole:
+        returned.handle.origin = (tensors[0].handle, inferred.func, args[1:], kwargs or {})
     if observer is not None:
         observer.note_made(returned)
     return returned
 
 
-def _returned(recipe: Recipe, device: Device, tensors: Sequence[RemoteTensor], first: int) -> Any:
+def _returned(
+    inferred: InferredOperation, device: RemoteDevice, tensors: Sequence[RemoteTensor], first: int
+) -> Any:
     made: list[Any] = []
-    joint = Memory() if recipe.joint else None
-    for output in recipe.outputs:
+    joint = RemoteStorage() if inferred.joint else None
+    for output in inferred.outputs:
         if output.meta is None:
             made.append(tensors[output.same_as] if output.same_as >= 0 else output.constant)
         else:
-            made.append(_new(output, device, tensors, first, recipe.absolute, joint))
+            made.append(_new(output, device, tensors, first, inferred.absolute, joint))
             first += 1
-    return made[0] if recipe.shape is None else _assemble(recipe.shape, iter(made))
+    return made[0] if inferred.shape is None else _assemble(inferred.shape, iter(made))
 
 
 def _new(
-    output: Output,
-    device: Device,
+    output: InferredOutput,
+    device: RemoteDevice,
     tensors: Sequence[RemoteTensor],
     number: int,
     absolute: bool,
-    joint: Memory | None,
+    joint: RemoteStorage | None,
 ) -> RemoteTensor:
     meta = output.meta
     assert meta is not None
     if output.view_of < 0:
-        return wrap(Handle(number, meta, device, joint or Memory()))
+        return wrap(Handle(number, meta, device, joint or RemoteStorage()))
     base = tensors[output.view_of].handle
     offset = output.offset if absolute else base.offset + output.offset
-    return wrap(Handle(number, meta, device, base.memory, offset))
+    return wrap(Handle(number, meta, device, base.storage, offset))
 
 
 def _assemble(shape: Any, made: Any) -> Any:
@@ -293,13 +416,16 @@ def _assemble(shape: Any, made: Any) -> Any:
 
 
 def _reshape(
-    recipe: Recipe, tensors: Sequence[RemoteTensor], args: Sequence[Any], kwargs: dict[str, Any] | None
+    inferred: InferredOperation,
+    tensors: Sequence[RemoteTensor],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
 ) -> None:
-    """An operation such as `t_` changes the shape of a tensor that is there: this end of it must follow."""
-    if torch.Tag.inplace_view not in recipe.func.tags:
-        raise Unsupported(f"{recipe.name}: a remote tensor cannot be given another size in place")
+    """An operation such as `t_` changes the shape of its tensor, so the tensor here changes too."""
+    if torch.Tag.inplace_view not in inferred.func.tags:
+        raise Unsupported(f"{inferred.name}: a remote tensor cannot be resized in place")
     with without_dispatch():
-        recipe.func(*args, **(kwargs or {}))
+        inferred.func(*args, **(kwargs or {}))
     tensor, bits = tensors[0], tensors[0].handle.meta.bits
     tensor.handle.meta = meta_of(tuple(tensor.shape), tensor.stride(), tensor.dtype, bits)
     tensor.handle.offset = int(tensor.storage_offset())
@@ -307,36 +433,42 @@ def _reshape(
 
 # --- where an operation runs ------------------------------------------------------------------------------
 def _choose(
-    recipe: Recipe, tensors: Sequence[RemoteTensor], first: Device, together: bool, wanted: Device | None
-) -> Device:
-    """What is written to stays where it is, and so do views; else the scope decides, else the bytes."""
-    if recipe.stays:
-        return tensors[recipe.stays[0]].handle.device
-    if recipe.is_view or recipe.alias:
+    inferred: InferredOperation,
+    tensors: Sequence[RemoteTensor],
+    first: RemoteDevice,
+    together: bool,
+    wanted: RemoteDevice | None,
+) -> RemoteDevice:
+    """Where an operation runs: on the device of what it writes or views, else of the scope, else of most
+    bytes.
+    """
+    if inferred.stays:
+        return tensors[inferred.stays[0]].handle.device
+    if inferred.is_view or inferred.alias:
         return first
     node = current_node() if wanted is not None or scope.forward else None
     if node is not None:
-        # A gradient runs on the device of its forward operation, wherever backward() was called.
+        # A gradient runs on the device of its forward operation, wherever backward() is called.
         wanted = (scope.forward or {}).get(sequence_number(node))
     if wanted is not None:
         return wanted
-    return first if together else Placer.heaviest(tensors)
+    return first if together else device_with_most_bytes(tensors)
 
 
-def _remember(chosen: Device) -> None:
-    """For the gradient of this operation, which autograd has just given a number."""
+def _remember(chosen: RemoteDevice) -> None:
+    """Remember the device for the gradient of this operation, by the number that autograd has just given."""
     forward = scope.forward
     if forward is None:
         forward = scope.forward = {}
-    if len(forward) > _FORWARD:  # those of long ago have had their backward pass
+    if len(forward) > _FORWARD:  # the oldest have had their backward pass
         for number in list(forward)[: _FORWARD // 2]:
             del forward[number]
     forward.setdefault(next_sequence_number() - 1, chosen)
 
 
-# --- what happens seldom ----------------------------------------------------------------------------------
-def _uncommon(func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: _Signature) -> Any:
-    """Ordinary tensors among the arguments, a generator, or no tensors at all."""
+# --- uncommon calls ---------------------------------------------------------------------------------------
+def _uncommon(func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: Signature) -> Any:
+    """There are local tensors or a generator among the arguments, or no tensors."""
     wanted = scope.device
     node = current_node() if wanted is not None else None
     if node is not None:
@@ -344,28 +476,28 @@ def _uncommon(func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature:
     remote = signature.tensors[0].handle.device if signature.tensors else wanted
     if remote is None:
         return func(*args, **kwargs)
-    return remote.client.placer.uncommon(func, args, kwargs, signature, wanted)
+    return remote.client.transfer.uncommon(func, args, kwargs, signature, wanted)
 
 
 def _probe(
     client: Client,
-    device: Device,
-    recipe: Recipe,
+    device: RemoteDevice,
+    inferred: InferredOperation,
     tensors: Sequence[RemoteTensor],
     floats: Sequence[float],
     args: Sequence[Any],
     kwargs: dict[str, Any] | None,
 ) -> Any:
-    """Let the task run it, and wait for what it tells of the results."""
-    if recipe.random:
+    """Let the task run it, and wait for the description of its results."""
+    if inferred.random:
         client.keep_seeds(device)
-    for position in recipe.mutates:
-        tensors[position].handle.memory.version += 1
-    outputs, first = client.probe(recipe, device, tensors, floats, args, kwargs or {})
-    if recipe.learn:
-        learn(recipe, outputs)
+    for position in inferred.mutates:
+        tensors[position].handle.storage.version += 1
+    outputs, first = client.probe(inferred, device, tensors, floats, args, kwargs or {})
+    if inferred.learn:
+        learn(inferred, outputs)
     made: list[Any] = []
-    joint = Memory() if recipe.joint else None
+    joint = RemoteStorage() if inferred.joint else None
     for number, output in enumerate(outputs):
         if output.same_as >= 0:
             made.append(tensors[output.same_as])
@@ -373,7 +505,7 @@ def _probe(
             made.append(output.constant)
         else:
             made.append(_new(output, device, tensors, first + number, True, joint))
-    returns = schema_of(recipe.func).returns
+    returns = schema_of(inferred.func).returns
     if len(returns) == 1 and not str(returns[0].type).startswith("List"):
         return made[0]
     return made if len(returns) == 1 else tuple(made)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from argosy.remote.client.recording import Recording
 
 
-class Rehearsal:
+class WarmupObserver:
     """Looks on at the first call, for the tensors of which the second is to know how it found them."""
 
     def __init__(self) -> None:
         self.leaves: dict[int, Any] = {}
 
-    def note(self, recipe: Any, tensors: Iterable[Any], device: Any) -> None:
+    def note(self, inferred: Any, tensors: Iterable[Any], device: Any) -> None:
         """An operation that was sent."""
         self.note_leaves(tensors)
 
@@ -39,7 +39,7 @@ class Rehearsal:
         """What an operation returns."""
 
 
-class GradientWatch:
+class GradientTracker:
     """Looks on while a step is recorded. It keeps no tensor alive: what the step lets go of must be seen to
     go.
     """
@@ -71,19 +71,19 @@ class GradientWatch:
         """Those that are still there."""
         return [leaf for reference, _ in self._before.values() if (leaf := reference()) is not None]
 
-    def found(self, recording: Recording, leaves: Sequence[Any], outputs: Sequence[Any]) -> Gradients:
+    def found(self, recording: Recording, leaves: Sequence[Any], outputs: Sequence[Any]) -> GradientEffects:
         """What it did with gradients; `leaves` are its arguments, `outputs` what it returned."""
         places = {id(each): place for place, each in enumerate(leaves)}
         returned = {id(each): place for place, each in enumerate(outputs)}
-        found = Gradients([], [])
+        found = GradientEffects([], [])
         for reference, before in self._before.values():
             if (leaf := reference()) is None:
                 continue
             place, after, filled = places.get(id(leaf), -1), leaf.grad, id(leaf) in self._filled
             if before is not None and before in recording.externals:
-                found.used.append(_Used(leaf, place, recording.externals[before]))
-            elif filled and before is None:
-                found.used.append(_Used(leaf, place, None))
+                found.used.append(UsedGradient(leaf, place, recording.externals[before]))
+            elif before is None and (filled or after is None):  # one that was there it might have cleared
+                found.used.append(UsedGradient(leaf, place, None))
             if filled or _number(after) != before:
                 found.left.append(_Left(leaf, place, after, returned.get(id(after), -1)))
         return found
@@ -97,7 +97,7 @@ def is_leaf(tensor: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Used:
+class UsedGradient:
     """A tensor whose `.grad` was there, or was not, and mattered. `place`: of an argument, which."""
 
     leaf: Any
@@ -116,13 +116,13 @@ class _Left:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientEffects:
     """What a recorded step did with gradients."""
 
-    used: list[_Used]
+    used: list[UsedGradient]
     left: list[_Left]
 
-    def are_as_they_were(self, leaves: Sequence[Any]) -> bool:
+    def match(self, leaves: Sequence[Any]) -> bool:
         """Whether a call with these arguments finds what the recorded one found."""
         for each in self.used:
             gradient = (each.leaf if each.place < 0 else leaves[each.place]).grad

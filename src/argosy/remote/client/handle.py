@@ -1,7 +1,6 @@
-"""What a client knows of a value on a task: its number, its shape, its device, and whom it shares memory
-with.
+"""What a client knows of a value on a task: its number, shape, device, and the storage that it shares.
 
-A `Handle` that nobody holds any more tells its client, and the task frees the memory with the next message.
+When a `Handle` is freed, its number goes to the outbox, and the task frees the memory with the next message.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ import torch
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
-    from argosy.remote.client.outbox import Post
+    from argosy.remote.client.outbox import Outbox
 
 
-class Meta:
-    """Shape, strides and dtype. There is one object for each that is in use, so they are compared by
-    identity.
-    """
+class TensorMeta:
+    """Shape, strides and dtype. Equal ones are the same object, so they are compared by identity."""
 
     __slots__ = ("bits", "dtype", "nbytes", "shape", "stride")
 
@@ -30,11 +27,11 @@ class Meta:
         self.shape = shape
         self.stride = stride
         self.dtype = dtype
-        self.bits = bits  # conjugated, negated: as torch keeps them on a tensor, not done yet
+        self.bits = bits  # conjugated, negated: torch's lazy flags
         self.nbytes = math.prod(shape) * dtype.itemsize
 
 
-_METAS: dict[Any, Meta] = {}
+_METAS: dict[Any, TensorMeta] = {}
 
 
 def meta_of(
@@ -42,32 +39,32 @@ def meta_of(
     stride: tuple[int, ...],
     dtype: torch.dtype,
     bits: tuple[bool, bool] = (False, False),
-) -> Meta:
-    """The one object for this."""
+) -> TensorMeta:
+    """The object for this shape, strides and dtype."""
     key = (shape, stride, dtype, bits)
     found = _METAS.get(key)
     if found is None:
-        found = _METAS.setdefault(key, Meta(shape, stride, dtype, bits))
+        found = _METAS.setdefault(key, TensorMeta(shape, stride, dtype, bits))
     return found
 
 
-class Device:
+class RemoteDevice:
     """A device of a task, as one client sees it."""
 
-    __slots__ = ("client", "kind", "name", "post")
+    __slots__ = ("client", "kind", "name", "outbox")
 
-    def __init__(self, client: Client, post: Post, kind: str) -> None:
+    def __init__(self, client: Client, outbox: Outbox, kind: str) -> None:
         self.client = client
-        self.post = post
+        self.outbox = outbox
         self.kind = kind  # `cpu:0`
-        self.name = f"{post.name}/{kind}"
+        self.name = f"{outbox.name}/{kind}"
 
     def __repr__(self) -> str:
         return self.name
 
 
-class Memory:
-    """What a tensor and its views have in common: how often it has been written to."""
+class RemoteStorage:
+    """Memory that a tensor shares with its views; `version` counts the writes."""
 
     __slots__ = ("version",)
 
@@ -78,18 +75,28 @@ class Memory:
 class Handle:
     """A value on a device."""
 
-    __slots__ = ("copies", "device", "memory", "meta", "number", "offset", "origin")
+    __slots__ = ("__weakref__", "copies", "device", "meta", "number", "offset", "origin", "storage")
 
-    def __init__(self, number: int, meta: Meta, device: Device, memory: Memory, offset: int = 0) -> None:
+    def __init__(
+        self, number: int, meta: TensorMeta, device: RemoteDevice, storage: RemoteStorage, offset: int = 0
+    ) -> None:
         self.number = number
         self.meta = meta
         self.device = device
-        self.memory = memory
+        self.storage = storage
         self.offset = offset
-        # Copies that other devices were given, good as long as nothing is written here.
-        # Of a view of all of another value: that value, the operation, and its further arguments.
+        # Of a view of all of another value: that value, the operation, and its other arguments.
         self.origin: tuple[Handle, Any, Sequence[Any], dict[str, Any]] | None = None
-        self.copies: dict[Device, tuple[int, Handle]] | None = None
+        # Copies on other devices, each with the version of the storage that it was made from.
+        self.copies: dict[RemoteDevice, tuple[int, Handle]] | None = None
 
     def __del__(self) -> None:
-        self.device.post.dropped.append(self.number)
+        self.device.outbox.dropped.append(self.number)
+
+
+def device_with_most_bytes(tensors: Sequence[Any]) -> RemoteDevice:
+    """The device that holds most bytes of these tensors; the first of equals."""
+    sizes: dict[RemoteDevice, int] = {}
+    for each in tensors:
+        sizes[each.handle.device] = sizes.get(each.handle.device, 0) + each.handle.meta.nbytes
+    return max(sizes, key=lambda device: sizes[device])

@@ -1,7 +1,7 @@
-"""A client's way to one task: a batch of records that grows until it is sent.
+"""What a client has to send to one task: a batch of instructions that grows until it is sent.
 
-Any thread of the client may add; the client's lock keeps records whole and in order. A batch leaves when it
-is large, when somebody waits for a value, or a moment later by itself.
+Any thread of the client may add; the client's lock keeps instructions whole and in order. A batch leaves when
+it is full, when a value is waited for, or after a millisecond.
 """
 
 from __future__ import annotations
@@ -17,32 +17,30 @@ from argosy.protocol.remote_work import Work
 from argosy.remote.operations.instructions import DROP
 
 if TYPE_CHECKING:
-    from argosy.remote.client.connections import Link
+    from argosy.remote.client.connections import Connections
 
-# So many items make a batch: about a hundred and fifty operations, small enough to keep a task busy
-# meanwhile.
-LARGE = 1000
-_LARGE_BYTES = 4 * 2**20
+# The entries of a full batch: about 150 operations, few enough that the task has work while the next is made.
+FULL = 1000
+_FULL_BYTES = 4 * 2**20
 
 
-class Post:
-    """The records for one task that have not been sent yet."""
+class Outbox:
+    """The instructions for one task that have not been sent yet."""
 
-    def __init__(self, name: str, link: Link) -> None:
+    def __init__(self, name: str, connections: Connections) -> None:
         self.name = name
-        self._link = link
+        self._connections = connections
         self.batch: list[Any] = []
         self.frames: list[torch.Tensor] = []
         self._bytes = 0
         self.dropped: deque[int] = deque()
-        # What is no longer needed of captured steps; and what is sent while one is recorded.
-        self.retired: deque[tuple[int, int]] = deque()
-        self.tape: list[list[Any]] | None = None
-        self.gone: set[int] | None = None  # what was dropped since a recording began, until its plan is made
+        self.retired: deque[tuple[int, int]] = deque()  # instructions to forget captured steps
+        self.tape: list[list[Any]] | None = None  # the batches of a recording
+        self.gone: set[int] | None = None  # what was dropped since the recording began
         self.lost: str = ""
 
     def attach_frames(self, frames: Sequence[torch.Tensor]) -> int:
-        """Tensors that go with the batch; the number of the first. Under the client's lock."""
+        """Add tensors to the batch; returns the number of the first. Under the client's lock."""
         first = len(self.frames)
         self.frames += frames
         self._bytes += sum(frame.numel() for frame in frames)
@@ -50,8 +48,8 @@ class Post:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to send."""
-        return len(self.batch) > LARGE or self._bytes > _LARGE_BYTES
+        """Whether the batch should be sent."""
+        return len(self.batch) > FULL or self._bytes > _FULL_BYTES
 
     @property
     def idle(self) -> bool:
@@ -59,7 +57,7 @@ class Post:
         return not self.batch and not self.dropped
 
     def flush(self) -> None:
-        """Send what there is. Under the client's lock."""
+        """Send the batch. Under the client's lock."""
         if self.idle:
             return
         batch, self.batch = self.batch, []
@@ -68,7 +66,7 @@ class Post:
         while self.retired:
             batch += self.retired.popleft()
         if self.dropped:
-            # Appended to from any thread at any moment (by the garbage collector): taken one by one.
+            # The garbage collector of any thread may append at any moment: taken one by one.
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
             batch += (DROP, dropped)
             if self.gone is not None:
@@ -76,9 +74,9 @@ class Post:
         if self.tape is not None:
             self.tape.append(batch)
         if not self.lost:
-            self._link.work(self.name, Work(batch), frames)
+            self._connections.work(self.name, Work(batch), frames)
 
     def check(self) -> None:
-        """A task that has gone takes no more work."""
+        """Raise TaskLost if the task is lost."""
         if self.lost:
             raise TaskLost(self.name, self.lost)

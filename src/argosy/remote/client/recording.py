@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from argosy.remote.client.gradient_tracking import GradientWatch
-from argosy.remote.client.handle import Device, Handle, Memory
+from argosy.remote.client.gradient_tracking import GradientTracker
+from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage
 from argosy.remote.operations import instructions as codes
 from argosy.torch_private import LOCAL_SCALAR, TorchDispatchMode, schema_of
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
-    from argosy.remote.client.shape_inference import Recipe
+    from argosy.remote.client.shape_inference import InferredOperation
 
 # References to a handle that only the recording holds: its own, and that of the call that counts.
 _OURS = 2
 
 
-class NotRepeatable(Exception):
+class NotReplayable(Exception):
     """The call did something that a replay cannot do again; says what."""
 
 
@@ -41,7 +41,7 @@ class LocalCall:
 
 
 @dataclass
-class Feed:
+class FedTensor:
     """An ordinary tensor that was sent."""
 
     task: str
@@ -50,7 +50,7 @@ class Feed:
 
 
 @dataclass
-class Part:
+class TaskShare:
     """The share of one task."""
 
     records: list[Any] = field(default_factory=list)
@@ -64,27 +64,27 @@ class Recording:
     def __init__(self, client: Client, known: Iterable[Any] = ()) -> None:
         """`known`: tensors that an earlier call has used, and may have given gradients to."""
         self.client = client
-        self.watch = GradientWatch(known)
+        self.watch = GradientTracker(known)
         self.start = client.number
-        self.sequence: list[LocalCall | Feed] = []
+        self.sequence: list[LocalCall | FedTensor] = []
         self.guards: list[tuple[torch.Tensor, Any]] = []
         self.externals: dict[int, Handle] = {}
-        self.mutated: set[Memory] = set()
-        self.random: set[Device] = set()
+        self.mutated: set[RemoteStorage] = set()
+        self.random: set[RemoteDevice] = set()
         self.trouble = ""
         self._copied: list[Handle] = []
-        self._memories: dict[int, Memory] = {}
+        self._memories: dict[int, RemoteStorage] = {}
         self._written_here: set[int] = set()
 
     # --- noted by dispatch and placing --------------------------------------------------------------------
-    def note(self, recipe: Recipe, tensors: Sequence[Any], device: Device) -> None:
+    def note(self, inferred: InferredOperation, tensors: Sequence[Any], device: RemoteDevice) -> None:
         """An operation that was sent."""
         self.watch.note_leaves(tensors)
         for each in tensors:
             self.use(each.handle)
-        for position in recipe.mutates:
-            self.mutated.add(tensors[position].handle.memory)
-        if recipe.random:
+        for position in inferred.mutates:
+            self.mutated.add(tensors[position].handle.storage)
+        if inferred.random:
             self.random.add(device)
 
     def note_leaves(self, tensors: Iterable[Any]) -> None:
@@ -95,7 +95,7 @@ class Recording:
         """What an operation returns."""
         for each in tensors_in(returned):
             if hasattr(each, "handle"):
-                self._memories[each.handle.number] = each.handle.memory
+                self._memories[each.handle.number] = each.handle.storage
 
     def use(self, handle: Handle) -> None:
         """A value that was there before belongs to what the call needs."""
@@ -109,8 +109,8 @@ class Recording:
 
     def note_feed(self, task: str, handle: Handle, tensor: torch.Tensor) -> None:
         """An ordinary tensor that was sent."""
-        self._memories[handle.number] = handle.memory
-        self.sequence.append(Feed(task, handle.number, tensor))
+        self._memories[handle.number] = handle.storage
+        self.sequence.append(FedTensor(task, handle.number, tensor))
 
     def note_local(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
         """An operation on ordinary tensors."""
@@ -130,9 +130,9 @@ class Recording:
     def prune(self, outputs: Sequence[Any]) -> None:
         """Leave out what the client did for nothing: no tensor that was sent or returned depends on it."""
         needed = {id(each) for each in outputs}
-        kept: list[LocalCall | Feed] = []
+        kept: list[LocalCall | FedTensor] = []
         for event in reversed(self.sequence):
-            if isinstance(event, Feed):
+            if isinstance(event, FedTensor):
                 needed.add(id(event.tensor))
             elif schema_of(event.func).is_mutable or any(
                 id(each) in needed for each in tensors_in(event.returned)
@@ -157,11 +157,11 @@ class Recording:
         """
         self.mutated.update(self._memories[number] for number in kept if number in self._memories)
 
-    def part(self, tape: Sequence[list[Any]], arguments: dict[int, int]) -> Part:
+    def part(self, tape: Sequence[list[Any]], arguments: dict[int, int]) -> TaskShare:
         """One task's share, from what was sent to it; `arguments` are values with other numbers at each
         replay.
         """
-        part = Part()
+        part = TaskShare()
         dropped: set[int] = set()
         for record in (record for batch in tape for record in split(batch, self.client.widths)):
             code = record[0]
@@ -190,7 +190,7 @@ class Recording:
             elif code in (codes.DEFINE, codes.SEED, codes.SEEN):
                 continue
             else:
-                raise NotRepeatable(
+                raise NotReplayable(
                     "it waits for a value (item(), cpu(), print, or a shape that depends on values)"
                 )
             part.records += record
@@ -201,10 +201,10 @@ class Recording:
         """What was read, and is now held by nobody but us, was replaced by something that the call made."""
         for number in list(self.externals):
             if sys.getrefcount(self.externals[number]) <= _OURS:
-                raise NotRepeatable("it replaces a tensor that it has read: write to it (copy_) instead")
+                raise NotReplayable("it replaces a tensor that it has read: write to it (copy_) instead")
 
 
-class LocalTape(TorchDispatchMode):
+class LocalRecorder(TorchDispatchMode):
     """Sees what the call does with ordinary tensors."""
 
     def __init__(self, recording: Recording) -> None:

@@ -19,8 +19,8 @@ from argosy.wire.tensors import bytes_of
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
-    from argosy.remote.client.handle import Device
-    from argosy.remote.client.outbox import Post
+    from argosy.remote.client.handle import RemoteDevice
+    from argosy.remote.client.outbox import Outbox
 
 # In the state of the CPU's generator: where it says how much is left of a block, and where the next is.
 _LEFT, _NEXT = slice(8, 12), slice(16, 24)
@@ -33,14 +33,14 @@ class Seeds:
         self._client = client
         self._state = torch.empty(0, dtype=torch.uint8)
         self._seed = 0
-        self._seeded: set[Post] = set()
+        self._seeded: set[Outbox] = set()
 
-    def follow(self, device: Device) -> None:
+    def follow(self, device: RemoteDevice) -> None:
         """Before a random operation on a device."""
         with without_dispatch():
             self._follow(device, torch.default_generator)
 
-    def _follow(self, device: Device, generator: torch.Generator) -> None:
+    def _follow(self, device: RemoteDevice, generator: torch.Generator) -> None:
         if not torch.equal(generator.get_state(), self._state):
             state = bytes(bytes_of(generator.get_state()))
             fresh = int.from_bytes(state[_LEFT], "little") == 1 and not any(state[_NEXT])
@@ -49,11 +49,11 @@ class Seeds:
             # Leave a mark, so that the same seed given again is noticed.
             torch.empty(1).uniform_(generator=generator)
             self._state = generator.get_state()
-        if device.post not in self._seeded:
-            seed = self._seed if not self._seeded else _digest(f"{self._seed} {device.post.name}".encode())
-            self._seeded.add(device.post)
+        if device.outbox not in self._seeded:
+            seed = self._seed if not self._seeded else _digest(f"{self._seed} {device.outbox.name}".encode())
+            self._seeded.add(device.outbox)
             with self._client.lock:
-                device.post.batch.extend((SEED, seed))
+                device.outbox.batch.extend((SEED, seed))
 
 
 def _digest(data: bytes) -> int:

@@ -1,7 +1,7 @@
 """What comes of an operation, found out once for each signature: shapes, views, what it writes to.
 
 Shapes come from torch's meta kernels, which compute nothing. An operation whose result depends on values, or
-that has no such kernel, gets a recipe that says so: then the task runs it and tells.
+that has no such kernel, gets a inferred that says so: then the task runs it and tells.
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ from typing import Any
 
 import torch
 
-from argosy import torch_private as private
-from argosy.remote.client.handle import Device, Meta, meta_of
+from argosy.remote.client.handle import RemoteDevice, TensorMeta, meta_of
 from argosy.remote.operations.allowed import ALLOWED
 from argosy.remote.operations.instructions import Result
 from argosy.remote.operations.kernel import flatten
-from argosy.remote.operations.mutation import is_joint, written
+from argosy.remote.operations.mutation import has_joint_results, mutated
 from argosy.remote.transport.tensor_codec import dtype_name, dtype_of
+from argosy.torch_private import (
+    KERNEL_DEPENDENT,
+    has_kernel,
+    schema_of,
+    set_conj,
+    set_neg,
+    storage_key,
+    without_dispatch,
+)
 
 aten = torch.ops.aten
 
@@ -27,7 +35,7 @@ _ASK_THE_TASK = {aten.equal.default, aten.is_nonzero.default}
 # What these return depends on the kernels that the task has, and the meta kernels do not know it: the task
 # is asked the first time, and for every signature only then.
 _LEARN = {
-    *private.KERNEL_DEPENDENT,
+    *KERNEL_DEPENDENT,
     aten.native_batch_norm.default,
     aten.native_layer_norm.default,
     aten.native_group_norm.default,
@@ -42,14 +50,14 @@ class Unsupported(RuntimeError):
     """An operation that remote devices do not know; its name is in the message."""
 
 
-class Output:
+class InferredOutput:
     """One of the things that an operation returns."""
 
     __slots__ = ("constant", "meta", "offset", "same_as", "view_of")
 
     def __init__(
         self,
-        meta: Meta | None = None,
+        meta: TensorMeta | None = None,
         view_of: int = -1,
         offset: int = 0,
         same_as: int = -1,
@@ -62,7 +70,7 @@ class Output:
         self.constant = constant  # what is no tensor
 
     @classmethod
-    def read(cls, wire: Sequence[Any]) -> Output:
+    def read(cls, wire: Sequence[Any]) -> InferredOutput:
         """As a task has told of it."""
         if wire[0] == "v":
             return cls(constant=wire[1])
@@ -71,7 +79,7 @@ class Output:
         return cls(meta, view_of, offset)
 
 
-class Recipe:
+class InferredOperation:
     """What an operation of one signature does."""
 
     __slots__ = (
@@ -106,13 +114,15 @@ class Recipe:
         self.grad = torch.is_grad_enabled()
         self.inputs = 0
         self.floats = 0
-        self.outputs: list[Output] = []
+        self.outputs: list[InferredOutput] = []
         self.shape: Any = None  # of what is returned: None for one thing, else a nested list of positions
         self.made = 0  # how many outputs are new values
-        self.first: Meta | None = None  # of the only output, if it is new and not a view: the common case
+        self.first: TensorMeta | None = (
+            None  # of the only output, if it is new and not a view: the common case
+        )
         self.mutates: tuple[int, ...] = ()
         self.stays: tuple[int, ...] = ()  # those that it runs with, where they are; others are written back
-        self.joint = is_joint(func)
+        self.joint = has_joint_results(func)
         self.reshapes = False  # it changes the shape of what it writes to
         self.absolute = False  # offsets of its views count from the beginning of the memory
         self.is_view = False
@@ -123,7 +133,7 @@ class Recipe:
         self.learn = False  # … but then it is always the same
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s"))
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.templates: dict[Device, int] = {}
+        self.templates: dict[RemoteDevice, int] = {}
 
 
 def floats_matter(func: Any) -> bool:
@@ -133,17 +143,16 @@ def floats_matter(func: Any) -> bool:
 
 def infer(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Any], floats: int
-) -> Recipe:
-    """The recipe of an operation, whose tensors are those of `tensors`, in the order of the arguments."""
-    recipe = Recipe(func)
-    recipe.inputs, recipe.floats = len(tensors), floats
-    if recipe.alias:
-        return recipe
-    name, has_kernel = func.name(), private.has_kernel
-    if has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"):
+) -> InferredOperation:
+    """The inferred of an operation, whose tensors are those of `tensors`, in the order of the arguments."""
+    inferred = InferredOperation(func)
+    inferred.inputs, inferred.floats = len(tensors), floats
+    if inferred.alias:
+        return inferred
+    if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
         # Seen only in inference mode; elsewhere torch has taken it apart before it comes here.
-        recipe.decompose = True
-        return recipe
+        inferred.decompose = True
+        return inferred
     if func.name() not in ALLOWED:
         raise Unsupported(
             f"{func.name()} is not among the operations of PyTorch that remote devices run; "
@@ -151,91 +160,103 @@ def infer(
         )
     metas = {id(each): _meta_tensor(each.handle.meta) for each in tensors}
     order = list(tensors)
-    recipe.mutates = _positions(order, written(func, args, kwargs, torch.is_tensor))
-    recipe.stays = _positions(order, written(func, args, kwargs, torch.is_tensor, aside=False))
+    inferred.mutates = _positions(order, mutated(func, args, kwargs, torch.is_tensor))
+    inferred.stays = _positions(order, mutated(func, args, kwargs, torch.is_tensor, side_effects=False))
     if func in _ASK_THE_TASK or func in _LEARN:
-        recipe.probe = True
-        recipe.learn = func in _LEARN
-        return recipe
+        inferred.probe = True
+        inferred.learn = func in _LEARN
+        return inferred
     if func is aten.as_strided.default:
-        return _as_strided(recipe, args, tensors)
+        return _as_strided(inferred, args, tensors)
     try:
         # Nobody watches: what meta tensors go through is no part of a program that is being recorded.
-        with warnings.catch_warnings(), private.without_dispatch():
+        with warnings.catch_warnings(), without_dispatch():
             warnings.simplefilter("ignore")
             returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
     except Exception:
-        if not private.schema_of(func).returns:  # it only writes, as fused optimizers do
-            recipe.outputs = [Output()]
-            return recipe
+        if not schema_of(func).returns:  # it only writes, as fused optimizers do: there is nothing to infer
+            inferred.outputs = [InferredOutput()]
+            return inferred
         # Not known without values, or a mistake of the user's: the task's own kernel has the last word.
-        recipe.probe = True
-        return recipe
-    _note_outputs(recipe, returned, [metas[id(each)] for each in order])
-    recipe.reshapes = any(
+        inferred.probe = True
+        return inferred
+    returned = _asked_for(func, args, kwargs, returned)
+    _note_outputs(inferred, returned, [metas[id(each)] for each in order])
+    inferred.reshapes = any(
         metas[id(each)].shape != each.shape or metas[id(each)].stride() != each.stride()
-        for each in (order[i] for i in recipe.mutates)
+        for each in (order[i] for i in inferred.mutates)
     )
-    return recipe
+    return inferred
 
 
-def _note_outputs(recipe: Recipe, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
+def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Any) -> Any:
+    """The gradients that the mask of a backward operation asks for; on meta tensors it may return all."""
+    names = [argument.name for argument in schema_of(func).arguments]
+    if "output_mask" not in names:
+        return returned
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return tuple(each if asked else None for each, asked in zip(returned, given["output_mask"], strict=True))
+
+
+def _note_outputs(inferred: InferredOperation, returned: Any, inputs: Sequence[torch.Tensor]) -> None:
     flat = flatten(returned)
-    recipe.outputs = [_output(recipe.name, each, inputs) for each in flat]
-    recipe.shape = _shape_of(returned)
-    new = [each for each in recipe.outputs if each.meta is not None]
-    recipe.made = len(new)
-    recipe.is_view = bool(new) and not recipe.mutates and all(each.view_of >= 0 for each in new)
-    only = new[0].meta if recipe.shape is None and new else None
+    inferred.outputs = [_output(inferred.name, each, inputs) for each in flat]
+    inferred.shape = _shape_of(returned)
+    new = [each for each in inferred.outputs if each.meta is not None]
+    inferred.made = len(new)
+    inferred.is_view = bool(new) and not inferred.mutates and all(each.view_of >= 0 for each in new)
+    only = new[0].meta if inferred.shape is None and new else None
     if only is None or any(only.bits):
         return
-    if new[0].view_of < 0 and not recipe.mutates:
-        recipe.first = only
-    recipe.whole = recipe.is_view and len(inputs) == 1 and only.nbytes == inputs[0].nbytes
+    if new[0].view_of < 0 and not inferred.mutates:
+        inferred.first = only
+    inferred.whole = inferred.is_view and len(inputs) == 1 and only.nbytes == inputs[0].nbytes
 
 
-def learn(recipe: Recipe, outputs: list[Output]) -> None:
+def learn(inferred: InferredOperation, outputs: list[InferredOutput]) -> None:
     """What a task has told of an operation holds for its signature from now on."""
-    recipe.outputs = outputs
-    recipe.made = sum(each.meta is not None for each in outputs)
-    recipe.shape = None if len(outputs) == 1 else (tuple, [None] * len(outputs))
-    recipe.probe = False
-    recipe.templates = {}
+    inferred.outputs = outputs
+    inferred.made = sum(each.meta is not None for each in outputs)
+    inferred.shape = None if len(outputs) == 1 else (tuple, [None] * len(outputs))
+    inferred.probe = False
+    inferred.templates = {}
 
 
-def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> Output:
+def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> InferredOutput:
     if not isinstance(value, torch.Tensor):
-        return Output(constant=value)
+        return InferredOutput(constant=value)
     for position, each in enumerate(inputs):
         if value is each:
-            return Output(same_as=position)
+            return InferredOutput(same_as=position)
     if value.layout is not torch.strided or value.is_quantized:
         raise Unsupported(f"{name}: remote devices know no {value.layout} {value.dtype} tensors")
     meta = meta_of(tuple(value.shape), value.stride(), value.dtype, (value.is_conj(), value.is_neg()))
-    memory = private.storage_key(value.untyped_storage())
+    memory = storage_key(value.untyped_storage())
     for position, each in enumerate(inputs):
-        if private.storage_key(each.untyped_storage()) == memory:
-            return Output(meta, position, int(value.storage_offset()))
-    return Output(meta)
+        if storage_key(each.untyped_storage()) == memory:
+            return InferredOutput(meta, position, int(value.storage_offset()))
+    return InferredOutput(meta)
 
 
-def _as_strided(recipe: Recipe, args: Sequence[Any], tensors: Sequence[Any]) -> Recipe:
+def _as_strided(
+    inferred: InferredOperation, args: Sequence[Any], tensors: Sequence[Any]
+) -> InferredOperation:
     """Its offset counts from the beginning of the memory, of which a meta tensor has none."""
     size, stride, *offset = args[1:]
     meta = meta_of(tuple(size), tuple(stride), tensors[0].dtype, tensors[0].handle.meta.bits)
-    recipe.absolute = bool(offset) and offset[0] is not None
-    recipe.outputs = [Output(meta, 0, offset[0] if recipe.absolute else 0)]
-    recipe.made = 1
-    recipe.is_view = True
-    return recipe
+    inferred.absolute = bool(offset) and offset[0] is not None
+    inferred.outputs = [InferredOutput(meta, 0, offset[0] if inferred.absolute else 0)]
+    inferred.made = 1
+    inferred.is_view = True
+    return inferred
 
 
-def _meta_tensor(meta: Meta) -> torch.Tensor:
+def _meta_tensor(meta: TensorMeta) -> torch.Tensor:
     tensor = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
     if meta.bits[0]:
-        private.set_conj(tensor, True)
+        set_conj(tensor, True)
     if meta.bits[1]:
-        private.set_neg(tensor, True)
+        set_neg(tensor, True)
     return tensor
 
 
@@ -266,10 +287,10 @@ def _shape_of(returned: Any) -> Any:
     return (list if isinstance(returned, list) else tuple, [_shape_of(each) for each in returned])
 
 
-def results_of(recipe: Recipe) -> tuple[tuple[int, ...], tuple[Result, ...]]:
+def results_of(inferred: InferredOperation) -> tuple[tuple[int, ...], tuple[Result, ...]]:
     """Which outputs are new values, and what they are, as a template says it."""
     picks, results = [], []
-    for position, output in enumerate(recipe.outputs):
+    for position, output in enumerate(inferred.outputs):
         if (meta := output.meta) is not None:
             picks.append(position)
             results.append(Result(meta.shape, meta.stride, dtype_name(meta.dtype), output.view_of))

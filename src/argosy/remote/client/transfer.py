@@ -1,7 +1,7 @@
-"""Brings what an operation needs to the device where it runs: from task to task, or from the client.
+"""Brings the arguments of an operation to the device where it runs: from task to task, or from the client.
 
-Also the uncommon calls: those with ordinary tensors or a generator of the client's, factories, and lists of
-tensors that lie on several devices.
+Also the uncommon calls: those with local tensors or a generator of the client, factories, and lists of
+tensors on several devices.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from argosy.events import say
-from argosy.remote.client import call_sites as sites
-from argosy.remote.client.handle import Device, Handle, Memory, meta_of
+from argosy.remote.client import call_sites
+from argosy.remote.client.dispatch import RemoteTensor, Signature, dispatch_at, issue, wrap
+from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, device_with_most_bytes, meta_of
 from argosy.remote.client.recording import tensors_in
+from argosy.remote.client.shape_inference import infer
 from argosy.remote.operations.instructions import EXPECT, PUT, SEND
-from argosy.remote.operations.mutation import written
+from argosy.remote.operations.mutation import mutated
 from argosy.remote.transport.tensor_codec import dense_strides, pack
 from argosy.torch_private import current_node, schema_of, version_of
 
@@ -27,36 +29,26 @@ if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
 
 
-# Where torch makes parameters without a shape, which are of a class of their own.
+# The file in which torch makes uninitialized parameters, which have a class of their own.
 _LAZY = "torch/nn/parameter.py"
 
 
-class Placer:
-    """Moves values for one client."""
+class Transfer:
+    """Moves the values of one client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lazy = False
-        self._sent: dict[int, tuple[Any, int, dict[Device, Handle]]] = {}
-
-    @staticmethod
-    def heaviest(tensors: Sequence[Any]) -> Device:
-        """The device with most of the bytes; the first of equals."""
-        weights: dict[Device, int] = {}
-        for each in tensors:
-            weights[each.handle.device] = weights.get(each.handle.device, 0) + each.handle.meta.nbytes
-        return max(weights, key=lambda device: weights[device])
+        self._sent: dict[int, tuple[Any, int, dict[RemoteDevice, Handle]]] = {}
 
     def bring(
-        self, args: Sequence[Any], kwargs: dict[str, Any] | None, device: Device
+        self, args: Sequence[Any], kwargs: dict[str, Any] | None, device: RemoteDevice
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """The arguments with every remote tensor on one device."""
         moved = {name: self._bring(each, device) for name, each in (kwargs or {}).items()}
         return [self._bring(each, device) for each in args], moved
 
-    def _bring(self, value: Any, device: Device) -> Any:
-        from argosy.remote.client.dispatch import RemoteTensor, wrap
-
+    def _bring(self, value: Any, device: RemoteDevice) -> Any:
         if type(value) is RemoteTensor:
             return value if value.handle.device is device else wrap(self.copy(value.handle, device))
         if isinstance(value, torch.Tensor):
@@ -65,17 +57,17 @@ class Placer:
             return type(value)(self._bring(each, device) for each in value)
         return value
 
-    def copy(self, handle: Handle, device: Device) -> Handle:
+    def copy(self, handle: Handle, device: RemoteDevice) -> Handle:
         """A copy of a value on another device; the same one again until the value is written to."""
         if handle.device.client is not device.client:
             raise RuntimeError(
-                f"a tensor of another client: it lies on {handle.device}, through another connection"
+                f"a tensor on {handle.device} belongs to another client: fetch it, and place it with this one"
             )
         known = handle.copies.get(device) if handle.copies is not None else None
-        client, there, here = self._client, device.post, handle.device.post
+        client, there, here = self._client, device.outbox, handle.device.outbox
         recording = client.recording
-        first = 0 if recording is None else recording.start  # a replay must not rely on what is older
-        if known is not None and known[0] == handle.memory.version and known[1].number >= first:
+        first = 0 if recording is None else recording.start  # a replay must not use an older copy
+        if known is not None and known[0] == handle.storage.version and known[1].number >= first:
             return known[1]
         if handle.origin is not None:
             return self._keep(handle, device, self._view_there(handle.origin, device))
@@ -85,36 +77,32 @@ class Placer:
         here.check()
         meta = handle.meta
         dense = meta_of(meta.shape, dense_strides(meta.shape, meta.stride), meta.dtype)
-        site = sites.here()
+        site = call_sites.here()
         with client.lock:
             number = client.number
             client.number += 1
             here.batch.extend((SEND, handle.number, there.name, number, site))
             there.batch.extend((EXPECT, number, here.name))
-        client.link.stir()
-        return self._keep(handle, device, Handle(number, dense, device, Memory()))
+        client.connections.wake_if_asleep()
+        return self._keep(handle, device, Handle(number, dense, device, RemoteStorage()))
 
     @staticmethod
-    def _keep(handle: Handle, device: Device, made: Handle) -> Handle:
+    def _keep(handle: Handle, device: RemoteDevice, made: Handle) -> Handle:
         if handle.copies is None:
             handle.copies = {}
-        handle.copies[device] = (handle.memory.version, made)
+        handle.copies[device] = (handle.storage.version, made)
         return made
 
-    def _view_there(self, origin: Any, device: Device) -> Handle:
-        """A view on another device: of a copy of what it is a view of, which travels once for all its
-        views.
-        """
-        from argosy.remote.client.dispatch import _dispatch_at, wrap
-
+    def _view_there(self, origin: Any, device: RemoteDevice) -> Handle:
+        """The same view of a copy on another device: the copy travels once for all its views."""
         base, func, args, kwargs = origin
-        viewed: Handle = _dispatch_at(func, [wrap(self.copy(base, device)), *args], kwargs, device).handle
+        viewed: Handle = dispatch_at(func, [wrap(self.copy(base, device)), *args], kwargs, device).handle
         return viewed
 
-    def put(self, tensor: torch.Tensor, device: Device) -> Handle:
-        """An ordinary tensor, sent to a device as it is now."""
-        client, post = self._client, device.post
-        post.check()
+    def put(self, tensor: torch.Tensor, device: RemoteDevice) -> Handle:
+        """Send a local tensor, as it is now, to a device."""
+        client, outbox = self._client, device.outbox
+        outbox.check()
         if (known := self._sent_before(tensor, device)) is not None:
             return known
         packing, frames = pack(tensor)
@@ -122,18 +110,18 @@ class Placer:
         with client.lock:
             number = client.number
             client.number += 1
-            first = post.attach_frames(frames)
-            post.batch.extend((PUT, number, packing, first, len(frames)))
-            if post.full:
-                post.flush()
-        client.link.stir()
-        made = Handle(number, meta, device, Memory())
+            first = outbox.attach_frames(frames)
+            outbox.batch.extend((PUT, number, packing, first, len(frames)))
+            if outbox.full:
+                outbox.flush()
+        client.connections.wake_if_asleep()
+        made = Handle(number, meta, device, RemoteStorage())
         if client.recording is not None:
-            client.recording.note_feed(post.name, made, tensor)
+            client.recording.note_feed(outbox.name, made, tensor)
         return self._note_sent(tensor, device, made)
 
-    def _sent_before(self, tensor: torch.Tensor, device: Device) -> Handle | None:
-        """In a backward pass, what the forward pass has sent: autograd would not let it have changed."""
+    def _sent_before(self, tensor: torch.Tensor, device: RemoteDevice) -> Handle | None:
+        """In a backward pass, what the forward pass has sent: autograd does not allow that it has changed."""
         if current_node() is None:
             return None
         found = self._sent.get(id(tensor))
@@ -143,7 +131,7 @@ class Placer:
         recording = self._client.recording
         return None if handle is not None and recording and handle.number < recording.start else handle
 
-    def _note_sent(self, tensor: torch.Tensor, device: Device, handle: Handle) -> Handle:
+    def _note_sent(self, tensor: torch.Tensor, device: RemoteDevice, handle: Handle) -> Handle:
         key, sent = id(tensor), self._sent
         found = sent.get(key)
         if found is not None and found[0]() is tensor and found[1] == version_of(tensor):
@@ -158,21 +146,24 @@ class Placer:
 
     # --- uncommon calls -----------------------------------------------------------------------------------
     def uncommon(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: Any, wanted: Device | None
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        wanted: RemoteDevice | None,
     ) -> Any:
-        """See the module."""
-        from argosy.remote.client.dispatch import wrap
-
-        writes = list(written(func, args, kwargs, torch.is_tensor))
+        """Run a call with local tensors or a generator, or without tensors."""
+        writes = list(mutated(func, args, kwargs, torch.is_tensor))
         here = any(not hasattr(each, "handle") for each in writes)
         if here or signature.generator or self._is_view_of_ordinary(func, signature):
             return self._run_here(func, args, kwargs, writes, signature, wanted)
-        if stays := list(written(func, args, kwargs, torch.is_tensor, aside=False)):
+        if stays := list(mutated(func, args, kwargs, torch.is_tensor, side_effects=False)):
             device = stays[0].handle.device
         elif wanted is not None:
             device = wanted
         else:
-            device = self.heaviest(signature.tensors)
+            device = device_with_most_bytes(signature.tensors)
         if not signature.tensors and not signature.ordinary:
             return self._factory(func, args, kwargs, device)
         if func is torch.ops.aten.lift_fresh.default and not signature.tensors:
@@ -180,22 +171,18 @@ class Placer:
         return self.run_at(func, args, kwargs, device, bool(writes))
 
     def run_at(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: Device, writes: bool
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: RemoteDevice, writes: bool
     ) -> Any:
-        """Run an operation on a device, with all that it needs; what it writes to there goes back to where it
-        was.
-        """
-        from argosy.remote.client.dispatch import _dispatch_at
-
+        """Run an operation on a device with copies of its arguments; those that it writes are copied back."""
         if self._client.observer is not None:
             self._client.observer.note_leaves(tensors_in((args, kwargs)))
         brought = self.bring(args, kwargs, device)
-        returned = _dispatch_at(func, *brought, device)
+        returned = dispatch_at(func, *brought, device)
         if not writes:
             return returned
         pairs = zip(
-            written(func, args, kwargs, torch.is_tensor),
-            written(func, *brought, torch.is_tensor),
+            mutated(func, args, kwargs, torch.is_tensor),
+            mutated(func, *brought, torch.is_tensor),
             strict=True,
         )
         moved = {id(there): (mine, there) for mine, there in pairs if mine is not there}
@@ -204,24 +191,23 @@ class Placer:
         return _replace(returned, {key: mine for key, (mine, _) in moved.items()})
 
     @staticmethod
-    def _is_view_of_ordinary(func: Any, signature: Any) -> bool:
-        """Views share memory with what they are views of, and so do not travel."""
+    def _is_view_of_ordinary(func: Any, signature: Signature) -> bool:
+        """A view shares memory with its tensor, and so cannot be made on another device."""
         if signature.tensors or not signature.ordinary or func is torch.ops.aten.lift_fresh.default:
             return False
         return any(each.alias_info is not None for each in schema_of(func).returns)
 
-    def _factory(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: Device) -> Any:
-        """An operation that makes a tensor out of nothing."""
-        from argosy.remote.client.dispatch import _issue, _Signature
-        from argosy.remote.client.shape_inference import infer
-
+    def _factory(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: RemoteDevice) -> Any:
+        """Run an operation that has no tensors among its arguments, and makes one."""
         names = [argument.name for argument in schema_of(func).arguments]
         if "device" not in names:
             return func(*args, **kwargs)
         if _called_by(_LAZY):
             if not self._lazy:
                 self._lazy = True
-                say("UninitializedParameter: a lazy module stays here; argosy.place() it after its first run")
+                say(
+                    "UninitializedParameter: a lazy module stays local; argosy.place() it after its first run"
+                )
             return func(*args, **kwargs)
         asked = kwargs.get("device")
         if asked is not None and torch.device(asked).type == "meta":
@@ -229,18 +215,18 @@ class Placer:
         kwargs = {**kwargs, "device": torch.device("cpu"), "pin_memory": None}
         if "pin_memory" not in names:
             del kwargs["pin_memory"]
-        signature = _Signature(func)
+        signature = Signature(func)
         for each in args:
             signature.add(each)
         for name, each in kwargs.items():
             signature.key.append(name)
             signature.add(each)
         key = tuple(signature.key)
-        recipe = self._client.recipes.get(key)
-        if recipe is None:
-            recipe = infer(func, args, kwargs, [], len(signature.floats))
-            self._client.keep_recipe(key, recipe)
-        return _issue(self._client, device, recipe, [], signature.floats, args, kwargs)
+        inferred = self._client.inferred.get(key)
+        if inferred is None:
+            inferred = infer(func, args, kwargs, [], len(signature.floats))
+            self._client.keep_inferred(key, inferred)
+        return issue(self._client, device, inferred, [], signature.floats, args, kwargs)
 
     def _run_here(
         self,
@@ -248,12 +234,10 @@ class Placer:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         writes: Sequence[Any],
-        signature: Any,
-        wanted: Device | None,
+        signature: Signature,
+        wanted: RemoteDevice | None,
     ) -> Any:
-        """Run it in the client: what it writes to, or its generator, is here."""
-        from argosy.remote.client.dispatch import wrap
-
+        """Run it in the client, because what it writes to, or its generator, is there."""
         remote = signature.tensors
         values = dict(zip(map(id, remote), self._client.fetch(remote), strict=True)) if remote else {}
         returned = func(*_replace(args, values), **_replace_kwargs(kwargs, values))
@@ -268,10 +252,10 @@ class Placer:
         return _each(returned, lambda t: back.get(id(t)) if id(t) in back else wrap(self.put(t, device)))
 
     def split(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """An operation on lists of tensors, once for each device that they lie on."""
+        """Run an operation on lists of tensors, once for each of their devices."""
         lists = [each for each in args if isinstance(each, list | tuple) and each]
         length = len(lists[0])
-        places: dict[Device, list[int]] = {}
+        places: dict[RemoteDevice, list[int]] = {}
         for position, tensor in enumerate(lists[0]):
             places.setdefault(tensor.handle.device, []).append(position)
         made: list[Any] = [None] * length
@@ -291,7 +275,7 @@ class Placer:
 
 
 def _called_by(file: str) -> bool:
-    """Whether one of the last few frames is of this file."""
+    """Whether one of the last few stack frames is of this file."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(12):
         if frame is None:

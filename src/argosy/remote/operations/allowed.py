@@ -1,7 +1,7 @@
 """The operations that a client may name: those of `allowed_operations.txt`, and no others.
 
-The list is data, made by the rule of `tests/remote/admitting.py`: arithmetic on dense tensors that torch's
-own tables of samples need. What is new in PyTorch is not on it until somebody puts it there.
+`tests/remote/admitting.py` makes the list: arithmetic on dense tensors that torch's tables of samples need. A
+new operation of PyTorch is not on it until someone adds it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALLOWED = frozenset(files("argosy.remote.operations").joinpath("allowed_operatio
 
 
 def find_operation(name: str) -> Any:
-    """The operation of this name, if a client may name it; else a WireError."""
+    """The operation of this name; a WireError if a client may not name it."""
     if name not in ALLOWED:
         raise WireError(f"operation: expected one that remote devices run, got {name!r:.80}")
     namespace, _, rest = name.partition("::")

@@ -1,30 +1,29 @@
-"""What a batch of work is made of: one flat list of records, each a number and what belongs to it.
+"""The instructions of a batch of work: one flat list, each instruction a number and its arguments.
 
     number, site, first output, inputs..., floats...          run the template of this number (0 or more)
-    DEFINE, template                                          what that number means from now on
+    DEFINE, template                                          the template of a number from now on
     PUT, value, packing, frame, frames                        a tensor that came with this message
-    SEND, value, task, value there, site                      give a value to another task
+    SEND, value, task, value there, site                      send a value to another task
     EXPECT, value, task                                       a value that another task will send
     FETCH, request, values                                    the bytes of these values
-    PROBE, request, template, first output, site, inputs, floats    run it and tell what came of it
-    SEED, seed                                                begin the random numbers anew
-    DROP, values                                              these are no longer needed
-    FORGET                                                    all templates
-    REPORT, request                                           what has run here
-    WAIT, request                                             tell when all that came before has run
-    RECORD, plan, records, feeds, kept, made                  keep records, to be carried out again and again
-    REPLAY, plan, turn, feeds, binds, outputs                 carry them out
-    UNRECORD, plan                                            forget them
-    ALIAS, value, value                                       one more number for a value
-    SEEN, error                                               the program was told of this error
+    PROBE, request, template, first output, site, inputs, floats    run it and describe its results
+    SEED, seed                                                seed the generator
+    DROP, values                                              free these values
+    FORGET                                                    forget all templates
+    REPORT, request                                           report what has run here
+    WAIT, request                                             answer when all work before this is done
+    RECORD, plan, records, feeds, kept, made                  keep the instructions of a captured step
+    REPLAY, plan, turn, feeds, binds, outputs                 run a captured step
+    UNRECORD, plan                                            forget a captured step
+    ALIAS, value, value                                       another number for a value
+    SEEN, error                                               the client has reported this error
 
-The client writes them, the host reads and checks them. A template is an operation of PyTorch's own, with its
-arguments: constants in place, and holes for tensors and floats.
+The client writes them; the task reads and checks them. A template is an operation of PyTorch with its
+arguments: constants, and placeholders for tensors and floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -37,7 +36,7 @@ DEFINE, PUT, SEND, EXPECT, FETCH, PROBE, SEED, DROP, FORGET, REPORT, WAIT, RECOR
     range(-1, -16, -1)
 )
 SEEN = -16
-# How many items a record has, of those that are not operations.
+# The length of each instruction that is not an operation.
 WIDTHS = {
     DEFINE: 2,
     PUT: 5,
@@ -69,7 +68,7 @@ TENSOR, FLOAT, LIST, DTYPE, LAYOUT, FORMAT, DEVICE, COMPLEX = "t", "f", "l", "d"
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
-    """One output of an operation: its shape as the client infers it, and the input that it is a view of."""
+    """An output of an operation as the client infers it; `view_of`: the input that it is a view of, or -1."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -78,8 +77,8 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Template(msgspec.Struct, frozen=True, array_like=True):
-    """An operation, ready to be run with tensors and floats; `results` is None where only running it
-    tells.
+    """An operation to be called with tensors and floats. `results` is None if they are unknown before it
+    runs.
     """
 
     number: int
@@ -89,25 +88,25 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
     inputs: int
     floats: int
     device: str
-    # Of what the operation returns, flattened: which are new values, and what they are.
+    # Which of the returned values, flattened, are new, and what they are.
     picks: tuple[int, ...]
     results: tuple[Result, ...] | None
     random: bool = False
-    # Whether the client would have recorded for autograd: some kernels save more then.
+    # Whether autograd was recording in the client: some kernels then save more.
     grad: bool = True
 
 
-def write_argument(value: Any, is_hole: Callable[[float], bool]) -> Any:
-    """An argument as it travels; tensors become holes, and floats where `is_hole` says so."""
+def write_argument(value: Any, floats_vary: bool) -> Any:
+    """An argument as it travels: a placeholder for a tensor, and for a float if `floats_vary`."""
     if isinstance(value, torch.Tensor):
         return [TENSOR]
     if isinstance(value, float):
-        return [FLOAT] if is_hole(value) else value
+        return [FLOAT] if floats_vary else value
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, list | tuple):
         # A float inside a list is part of the signature.
-        return [LIST, [write_argument(each, lambda _: False) for each in value]]
+        return [LIST, [write_argument(each, False) for each in value]]
     if isinstance(value, torch.dtype):
         return [DTYPE, dtype_name(value)]
     if isinstance(value, torch.device):
@@ -121,8 +120,8 @@ def write_argument(value: Any, is_hole: Callable[[float], bool]) -> Any:
     raise TypeError(f"an argument that cannot travel: {type(value).__name__} {value!r:.60}")
 
 
-class Hole:
-    """A place for a tensor or a float that the record brings; filled in the order in which they are read."""
+class TensorPlaceholder:
+    """Stands for a tensor that comes with the instruction; numbered in the order of reading."""
 
     __slots__ = ("number",)
 
@@ -130,14 +129,14 @@ class Hole:
         self.number = number
 
 
-class FloatHole(Hole):
-    """The same, for a float."""
+class FloatPlaceholder(TensorPlaceholder):
+    """Stands for a float."""
 
     __slots__ = ()
 
 
 class ArgumentReader:
-    """Reads a template's arguments; counts the holes."""
+    """Reads a template's arguments, and counts the placeholders."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -145,7 +144,7 @@ class ArgumentReader:
         self.floats = 0
 
     def read(self, wire: Any) -> Any:
-        """One argument; a WireError if it is none."""
+        """One argument; a WireError if it is not valid."""
         if wire is None or isinstance(wire, bool | int | float | str):
             return wire
         try:
@@ -156,10 +155,10 @@ class ArgumentReader:
     def _read_tagged(self, tag: str, *rest: Any) -> Any:
         if tag == TENSOR:
             self.tensors += 1
-            return Hole(self.tensors - 1)
+            return TensorPlaceholder(self.tensors - 1)
         if tag == FLOAT:
             self.floats += 1
-            return FloatHole(self.floats - 1)
+            return FloatPlaceholder(self.floats - 1)
         if tag == DEVICE:
             return self._device
         (value, *more) = rest

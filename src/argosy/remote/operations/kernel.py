@@ -1,4 +1,4 @@
-"""A template made ready to run on this task: the operation looked up and checked once, called many times."""
+"""A template bound to a device of this task: looked up and checked once, called many times."""
 
 from __future__ import annotations
 
@@ -11,33 +11,39 @@ import torch
 
 from argosy.errors import WireError
 from argosy.remote.operations.allowed import find_operation
-from argosy.remote.operations.instructions import ArgumentReader, FloatHole, Hole, Result, Template
-from argosy.remote.operations.mutation import is_joint, written
+from argosy.remote.operations.instructions import (
+    ArgumentReader,
+    FloatPlaceholder,
+    Result,
+    Template,
+    TensorPlaceholder,
+)
+from argosy.remote.operations.mutation import has_joint_results, mutated
 from argosy.remote.operations.preconditions import Check, precondition_of
 from argosy.remote.transport.tensor_codec import dtype_name
 from argosy.torch_private import has_kernel, overload_name, schema_of
 
-# One at a time: an operation without a generator of its own draws from the process's.
+# Operations that take no generator draw from that of the process, one at a time.
 _default_generator_lock = threading.Lock()
 
-# An operation that takes longer than this is worth a thread of its own beside others, in seconds.
+# An operation that takes longer than this, in seconds, is worth a thread of its own.
 HEAVY = 300e-6
 
 
 @dataclass(frozen=True)
-class Bare:
-    """An operation, its arguments, which of them are which inputs, and which of its results are new."""
+class BareCall:
+    """An operation with its arguments: which of them are inputs, and which of its results are new values."""
 
     operation: Any
     arguments: list[Any]
     kwargs: dict[str, Any]
-    holes: list[tuple[int, int]]
+    placeholders: list[tuple[int, int]]
     picks: tuple[int, ...]
     is_single: bool  # it returns one tensor, which is new
     precondition: Check | None  # to be called first, with the same arguments
 
 
-class Compiled:
+class Kernel:
     """An operation with its constants. `call` is thread-safe."""
 
     def __init__(self, template: Template, device: torch.device) -> None:
@@ -62,33 +68,34 @@ class Compiled:
         self._kwargs = {str(name): reader.read(each) for name, each in template.kwargs.items()}
         positions = range(template.inputs)
         if (reader.tensors, reader.floats) != (template.inputs, template.floats):
-            raise WireError(f"{self.name}: its holes are not what it says")
+            counts = f"{template.inputs} tensors and {template.floats} floats"
+            raise WireError(f"{self.name}: expected {counts}, got {reader.tensors} and {reader.floats}")
         if not {*self.views} <= {-1, *positions}:
-            raise WireError(f"{self.name}: expected positions of its inputs")
+            raise WireError(f"{self.name}: expected views of its inputs, got {self.views}")
         operation = find_operation(self.name)
-        self.joint = is_joint(operation)
-        holes = written(operation, self._args, self._kwargs, lambda each: type(each) is Hole)
-        self.mutates = tuple(sorted({hole.number for hole in holes}))
-        # It only looks at memory: what is to be sent may wait for it.
+        self.joint = has_joint_results(operation)
+        inputs = mutated(operation, self._args, self._kwargs, lambda each: type(each) is TensorPlaceholder)
+        self.mutates = tuple(sorted({each.number for each in inputs}))
+        # It makes views only, and so takes no time.
         self.light = bool(self.views) and min(self.views) >= 0 and not self.mutates
         self._operation, self._draws = _with_generator(operation, template)
         self._precondition = precondition_of(operation) if device.type == "cpu" else None
-        self._simple = all(not _has_holes(each) for each in self._kwargs.values()) and not any(
-            isinstance(each, list) and _has_holes(each) for each in self._args
+        self._simple = all(not _varies(each) for each in self._kwargs.values()) and not any(
+            isinstance(each, list) and _varies(each) for each in self._args
         )
-        self._holes = [(i, a.number) for i, a in enumerate(self._args) if type(a) is Hole]
-        self._float_holes = [(i, a.number) for i, a in enumerate(self._args) if type(a) is FloatHole]
+        self._tensors = [(i, a.number) for i, a in enumerate(self._args) if type(a) is TensorPlaceholder]
+        self._floats = [(i, a.number) for i, a in enumerate(self._args) if type(a) is FloatPlaceholder]
 
     def call(self, tensors: Sequence[Any], floats: Sequence[float], generator: torch.Generator) -> list[Any]:
-        """Run it; what it returns, flattened to the values that are new."""
+        """Run it; returns the results that are new values."""
         if torch.is_grad_enabled() is not self.grad:
             torch.set_grad_enabled(self.grad)
         args: list[Any] = self._args.copy()
         kwargs = self._kwargs
         if self._simple:
-            for position, number in self._holes:
+            for position, number in self._tensors:
                 args[position] = tensors[number]
-            for position, number in self._float_holes:
+            for position, number in self._floats:
                 args[position] = floats[number]
         else:
             args = [_fill(each, tensors, floats) for each in args]
@@ -116,8 +123,8 @@ class Compiled:
                 outputs[number] = laid.copy_(outputs[number])
         return outputs
 
-    def bare(self, floats: Sequence[float]) -> Bare | None:
-        """For calls without checks, after some with. None if there is more to it."""
+    def bare(self, floats: Sequence[float]) -> BareCall | None:
+        """The call without checks, once some were made with checks; None if it takes more than that."""
         if not (self._simple and self._checked and self.results is not None):
             return None
         if self.random or self._restride:
@@ -127,21 +134,21 @@ class Compiled:
         if not is_single and any(str(each.type) != "Tensor" for each in returns) and self.outputs:
             return None
         arguments = self._args.copy()
-        for position, number in self._float_holes:
+        for position, number in self._floats:
             arguments[position] = floats[number]
-        # What the operation's `__call__` calls: a quarter of the time of a small one.
+        # `__call__` of the operation calls this; to do so directly saves a quarter of a small one's time.
         operation, check = self._operation.op, self._precondition
-        return Bare(operation, arguments, self._kwargs, self._holes, self.picks, is_single, check)
+        return BareCall(operation, arguments, self._kwargs, self._tensors, self.picks, is_single, check)
 
     def out_form(self) -> Any:
-        """What writes its result to memory that it is given; None if there is no such kernel here."""
+        """The form that writes its result to a given tensor, `out`; None if the CPU has no kernel for it."""
         operation, packet = self._operation, self._operation.overloadpacket
         is_plain = overload_name(operation) == "default" and self._device.type == "cpu"
         if not is_plain or "out" not in packet.overloads():
             return None
         found = packet.out
         names = [argument.name for argument in schema_of(operation).arguments]
-        # One that is made of the other form would only copy.
+        # Without a kernel of its own it would compute elsewhere, and copy.
         is_kernel = has_kernel(found.name(), "CPU")
         takes = [argument.name for argument in schema_of(found).arguments]
         return found.op if is_kernel and takes == [*names, "out"] else None
@@ -159,7 +166,7 @@ class Compiled:
                 torch.default_generator.set_state(before)
 
     def _check(self, outputs: Sequence[Any]) -> None:
-        """The client has gone on with shapes that it inferred: they must be what there is."""
+        """Compare the results with what the client inferred, and went on with."""
         for number, (output, result) in enumerate(zip(outputs, self.results or (), strict=True)):
             if not isinstance(output, torch.Tensor):
                 raise RuntimeError(f"{self.name}: expected a tensor as output {number}, got {output!r:.60}")
@@ -167,11 +174,12 @@ class Compiled:
             if got != (result.shape, result.dtype):
                 raise RuntimeError(
                     f"{self.name}: expected output {number} to be {result.dtype} of {list(result.shape)}, "
-                    f"and is {got[1]} of {list(got[0])}"
+                    f"got {got[1]} of {list(got[0])}"
                 )
             if not _same_strides(output, result.stride):
                 if result.view_of >= 0:
-                    raise RuntimeError(f"{self.name}: a view with other strides than the client's")
+                    strides = f"{list(result.stride)}, got {list(output.stride())}"
+                    raise RuntimeError(f"{self.name}: expected a view with strides {strides}")
                 self._restride[number] = result
 
 
@@ -183,7 +191,7 @@ def _same_strides(tensor: torch.Tensor, stride: Sequence[int]) -> bool:
 
 
 def _with_generator(operation: Any, template: Template) -> tuple[Any, bool]:
-    """The operation, or its form that takes a generator, and whether it does."""
+    """The operation, or its form with a generator, and whether it takes one."""
     if not template.random:
         return operation, False
     if any(argument.name == "generator" for argument in schema_of(operation).arguments):
@@ -205,14 +213,14 @@ def _position(operation: Any, name: str) -> int:
     return [argument.name for argument in schema_of(operation).arguments].index(name)
 
 
-def _has_holes(value: Any) -> bool:
-    return isinstance(value, Hole) or (isinstance(value, list) and any(map(_has_holes, value)))
+def _varies(value: Any) -> bool:
+    return isinstance(value, TensorPlaceholder) or (isinstance(value, list) and any(map(_varies, value)))
 
 
 def _fill(value: Any, tensors: Sequence[Any], floats: Sequence[float]) -> Any:
-    if type(value) is Hole:
+    if type(value) is TensorPlaceholder:
         return tensors[value.number]
-    if type(value) is FloatHole:
+    if type(value) is FloatPlaceholder:
         return floats[value.number]
     if type(value) is list:
         return [_fill(each, tensors, floats) for each in value]
@@ -220,7 +228,7 @@ def _fill(value: Any, tensors: Sequence[Any], floats: Sequence[float]) -> Any:
 
 
 def flatten(returned: Any) -> list[Any]:
-    """What an operation returned, lists inside tuples opened."""
+    """What an operation returned, without the lists and tuples around it."""
     if not isinstance(returned, list | tuple):
         return [returned]
     flat: list[Any] = []

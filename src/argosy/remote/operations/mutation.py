@@ -1,9 +1,8 @@
-"""What an operation writes to. The client and the task both ask here, so they agree on who waits for whom.
+"""Which arguments an operation writes to. Client and task both ask here, so that they agree on the order.
 
-PyTorch's schemas say it, with two exceptions. The kernels of a few operations write to arguments of which the
-schema says nothing; a slow test runs torch's tables of samples to find them. And an operation without results
-only checks its tensors: it counts as one that writes to them, so that whoever reads them afterwards waits for
-the check, and has its error.
+PyTorch's schemas say so, with two exceptions. A few kernels write to arguments that their schema does not
+declare; a slow test runs torch's tables of samples to find them. An operation without results only checks its
+tensors: it counts as a writer, so that later readers wait for the check and get its error.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 from argosy.torch_private import schema_of
 
 _STATISTICS = ("running_mean", "running_var")
-# Operation -> arguments that its kernel writes to, whatever the schema says; not when `training` is False.
-UNSAID = {
+# Operation -> arguments that its kernel writes to, although undeclared; not when `training` is False.
+UNDECLARED = {
     "aten::native_batch_norm": _STATISTICS,
     "aten::batch_norm_update_stats": _STATISTICS,
     "aten::batch_norm_gather_stats": _STATISTICS,
@@ -26,67 +25,70 @@ UNSAID = {
     "aten::miopen_batch_norm": _STATISTICS,
     "aten::mkldnn_rnn_layer_backward": ("workspace",),
 }
-# Not what an operation is for: it runs where its other arguments are, and these are written back.
-_ASIDE = {*_STATISTICS, "workspace"}
+# Side effects: the operation runs where its other arguments are, and these are copied back.
+_SIDE_EFFECTS = {*_STATISTICS, "workspace"}
 
 
 @dataclass(frozen=True)
-class _Place:
+class _WrittenArgument:
     """An argument that is written to."""
 
     position: int
     name: str
-    is_said: bool
+    is_declared: bool
 
 
 @functools.cache
-def _places(operation: Any) -> tuple[_Place, ...]:
+def _written_arguments(operation: Any) -> tuple[_WrittenArgument, ...]:
     schema = schema_of(operation)
-    said = [each.alias_info is not None and each.alias_info.is_write for each in schema.arguments]
-    unsaid = UNSAID.get(schema.name, ())
-    only_checks = not schema.returns and not any(said)
+    declared = [each.alias_info is not None and each.alias_info.is_write for each in schema.arguments]
+    undeclared = UNDECLARED.get(schema.name, ())
+    only_checks = not schema.returns and not any(declared)
     return tuple(
-        _Place(position, argument.name, is_said)
-        for position, (argument, is_said) in enumerate(zip(schema.arguments, said, strict=True))
-        if is_said or only_checks or argument.name in unsaid
+        _WrittenArgument(position, argument.name, is_declared)
+        for position, (argument, is_declared) in enumerate(zip(schema.arguments, declared, strict=True))
+        if is_declared or only_checks or argument.name in undeclared
     )
 
 
 @functools.cache
 def _training(operation: Any) -> int:
-    """The position of the argument `training`; -1 if there is none."""
+    """The position of the argument `training`; -1 without one."""
     names = [argument.name for argument in schema_of(operation).arguments]
     return names.index("training") if "training" in names else -1
 
 
-def written(
+def mutated(
     operation: Any,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     is_tensor: Callable[[Any], bool],
     *,
-    aside: bool = True,
+    side_effects: bool = True,
 ) -> Iterator[Any]:
-    """The tensors among the arguments that a call writes to, or what stands for them; without `aside`, only
-    those at home where it runs.
+    """The arguments for which `is_tensor` holds that a call writes to; side effects such as the running
+    statistics of a batch norm only with `side_effects`.
     """
-    for place in _places(operation):
-        if place.name in _ASIDE and (not aside or _only_reads(operation, place, args, kwargs)):
+    for argument in _written_arguments(operation):
+        is_aside = argument.name in _SIDE_EFFECTS
+        if is_aside and (not side_effects or _only_reads(operation, argument, args, kwargs)):
             continue
-        value = args[place.position] if place.position < len(args) else kwargs.get(place.name)
+        value = args[argument.position] if argument.position < len(args) else kwargs.get(argument.name)
         for each in value if isinstance(value, list | tuple) else (value,):
             if is_tensor(each):
                 yield each
 
 
-def _only_reads(operation: Any, place: _Place, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _only_reads(
+    operation: Any, argument: _WrittenArgument, args: Sequence[Any], kwargs: dict[str, Any]
+) -> bool:
     position = _training(operation)
-    if place.is_said or position < 0:
+    if argument.is_declared or position < 0:
         return False
     return (args[position] if position < len(args) else kwargs.get("training", True)) is False
 
 
 @functools.cache
-def is_joint(operation: Any) -> bool:
-    """Whether its results stand or fall together: torch looks at `info` afterwards, and it speaks for all."""
+def has_joint_results(operation: Any) -> bool:
+    """Whether an error in one result is an error in all: torch checks `info` for the others."""
     return any(each.name == "info" for each in schema_of(operation).returns)

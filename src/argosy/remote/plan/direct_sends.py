@@ -1,8 +1,8 @@
-"""Which tensors of a captured step are made in the very memory that they are sent in.
+"""Which tensors of a captured step are computed in shared memory, so that they are sent without a copy.
 
-A gradient that is computed here and updates a parameter there is of use here to nobody but the message that
-takes it along. The operation that makes it writes to the lane's slot then, and it is not copied. What the
-client still knows of it afterwards stays there, and is taken back before somebody writes to it.
+Pure. A gradient that is computed here and updates a parameter on another task is often used here by nothing
+but the message: then its operation writes to a send buffer. A parameter that each replay sends and updates
+may live in a send buffer (`task/resident_parameters.py`).
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import Any
 
 import torch
 
-from argosy.remote.operations.kernel import Compiled
-from argosy.remote.plan.dependencies import Analysis
-from argosy.remote.plan.items import Item
+from argosy.remote.operations.kernel import Kernel
+from argosy.remote.plan.dependencies import Dependencies, PlanItem
 from argosy.remote.transport.tensor_codec import dense_strides, dtype_of
 
-# What is smaller is copied, with others, into one message, in bytes.
-WORTH_IT = 128 * 1024
+# Tensors of fewer bytes are copied, together with others, into one message.
+MIN_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True)
-class Berth:
-    """Where an operation's result goes: the message that takes it along, and how it lies there."""
+class DirectSend:
+    """Where an operation's result goes: the message that carries it, and its layout."""
 
-    send: Item
-    operation: Any  # the form of the operation that writes to what it is given as `out`
+    send: PlanItem
+    operation: Any  # the form of the operation that writes to `out`
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -35,37 +34,44 @@ class Berth:
     slots: tuple[int, ...]  # all values in that memory
 
 
-def find_berths(analysis: Analysis) -> dict[int, Berth]:
-    """For items of a step, by index. Views apart, one message is all that may use what they make."""
+def find_direct_sends(step: Dependencies) -> dict[int, DirectSend]:
+    """By the index of the operation: those whose result, views aside, is used by one message only."""
     slots_in: dict[int, list[int]] = {}
-    for number, slot in enumerate(analysis.slots):
+    for number, slot in enumerate(step.slots):
         slots_in.setdefault(slot.memory, []).append(number)
-    users: dict[int, list[Item]] = {}
-    for item in analysis.items:
-        for memory in {analysis.slots[slot].memory for slot in item.inputs}:
-            if item.compiled is None or not item.compiled.light:
+    users: dict[int, list[PlanItem]] = {}
+    for item in step.items:
+        for memory in {step.slots[slot].memory for slot in item.inputs}:
+            if item.kernel is None or not item.kernel.light:
                 users.setdefault(memory, []).append(item)
-    found: dict[int, Berth] = {}
-    for item in analysis.items:
-        if item.compiled is None or item.compiled.views != (-1,):
+    found: dict[int, DirectSend] = {}
+    for item in step.items:
+        if item.kernel is None or item.kernel.views != (-1,):
             continue
-        memory = analysis.slots[item.outputs[0]].memory
+        memory = step.slots[item.outputs[0]].memory
         match users.get(memory):
-            case [Item(compiled=None) as send] if send.needs == item.needs:
-                berth = _berth(item.compiled, send, tuple(slots_in[memory]))
-                if berth is not None:
-                    found[item.index] = berth
+            case [PlanItem(kernel=None) as send] if send.needs == item.needs:
+                direct = _direct_send(item.kernel, send, tuple(slots_in[memory]))
+                if direct is not None:
+                    found[item.index] = direct
     return found
 
 
-def _berth(compiled: Compiled, send: Item, slots: tuple[int, ...]) -> Berth | None:
-    """None for what is small, has gaps, or no form that writes to memory it is given."""
-    operation = compiled.out_form()
-    if operation is None or not compiled.results:
+def _direct_send(kernel: Kernel, send: PlanItem, slots: tuple[int, ...]) -> DirectSend | None:
+    """None if the result is small or not dense, or the operation cannot write to given memory."""
+    operation = kernel.out_form()
+    if operation is None or not kernel.results:
         return None
-    result = compiled.results[0]
+    result = kernel.results[0]
     shape, stride, dtype = tuple(result.shape), tuple(result.stride), dtype_of(result.dtype)
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < WORTH_IT or dense_strides(shape, stride) != stride:
+    if nbytes < MIN_BYTES or dense_strides(shape, stride) != stride:
         return None
-    return Berth(send, operation, dtype, shape, stride, nbytes, slots)
+    return DirectSend(send, operation, dtype, shape, stride, nbytes, slots)
+
+
+def may_reside(step: Dependencies, send: PlanItem) -> bool:
+    """Whether a step sends a value from before it and also writes to it, as with a parameter."""
+    slot = send.inputs[0]
+    is_external = slot in step.externals.values()
+    return is_external and step.memories[step.slots[slot].memory].writer >= 0

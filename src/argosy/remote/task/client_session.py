@@ -1,7 +1,7 @@
-"""One client's work on one task: its values, its templates, its random numbers, and the thread that runs it.
+"""One client's work on one task: its values, templates and random numbers, and the thread that runs it.
 
-The host's loop hands messages over and parcels in; all else happens in the session's own thread, and in the
-helpers of its graph. What goes wrong stays with the values that depend on it, until the client asks for one.
+The server hands over the client's messages; all else happens in the session's thread and in the helpers of
+its scheduler. An error stays with the values that depend on it until the client asks for one of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,25 +20,25 @@ from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
 from argosy.protocol.remote_work import Fault, Packing, Parcel, Reply
+from argosy.remote.operations import instructions as codes
 from argosy.remote.operations.instructions import Template
-from argosy.remote.operations.kernel import HEAVY, Compiled
+from argosy.remote.operations.kernel import HEAVY, Kernel
 from argosy.remote.task.faults import Faults
-from argosy.remote.task.local_connections import Neighbours
-from argosy.remote.task.program import Plan
-from argosy.remote.task.reading import readers
-from argosy.remote.task.scheduler import Graph, Group, Step, Value, prepare_thread
-from argosy.remote.task.value_exchange import Mail
-from argosy.remote.transport.tensor_codec import pack, unpack
+from argosy.remote.task.local_connections import LocalConnections
+from argosy.remote.task.program import CapturedStep
+from argosy.remote.task.scheduler import Scheduler, Storage, Value, WorkItem, prepare_thread
+from argosy.remote.task.value_exchange import ValueExchange
+from argosy.remote.transport.tensor_codec import dtype_name, pack, unpack
 from argosy.torch_private import storage_key
 
-# With so many operations waiting, no more are read: what a client sends ahead lies in its messages then.
+# With this many items waiting, no more messages are read, so that work which is sent ahead stays compact.
 _AHEAD = 4096
 
 Batch = tuple[list[Any], Sequence[torch.Tensor]]
 
 
-class Outside(Protocol):
-    """What a session needs of its host."""
+class SessionOwner(Protocol):
+    """What a session needs of the server that owns it."""
 
     task: str
 
@@ -55,50 +55,68 @@ class Outside(Protocol):
         """Tell a client that its session has ended."""
 
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
-        """Send to a task of another machine."""
+        """Send to a task of another host."""
 
 
-class Session:
-    """The state of one client. Made and fed by the host; `close` from anywhere."""
+class ClientSession:
+    """The state of one client. Any thread may call `close`."""
 
-    def __init__(self, client: str, host: Outside, helpers: int, look: float = 0.0) -> None:
+    def __init__(self, client: str, owner: SessionOwner, helpers: int, spin: float = 0.0) -> None:
         self.client = client
-        self.host = host
-        self.graph = Graph(helpers)
-        self.graph.on_ready = self.nudge
+        self.owner = owner
+        self.scheduler = Scheduler(helpers)
+        self.scheduler.on_ready = self.wake
         self.values: dict[int, Value] = {}
-        self.templates: dict[int, Compiled] = {}
+        self.templates: dict[int, Kernel] = {}
         self.generator = torch.Generator()
         self.counts: Counter[str] = Counter()
-        self.randomness = Value(Group())
+        self.randomness = Value(Storage())
         self._inbox: deque[Batch] = deque()
-        self.mail = Mail(self)
-        self.neighbours = Neighbours(client, self.mail.parcel, self.work, look)
+        self.exchange = ValueExchange(self)
+        self.local = LocalConnections(client, self.exchange.receive, self.work, spin)
         self._waits: list[int] = []
-        self.faults = Faults(host.task)
+        self.faults = Faults(owner.task)
         self._closed = False
-        self.plans: dict[int, Plan] = {}
-        self._readers = readers(self)
+        self.plans: dict[int, CapturedStep] = {}
+        handlers: dict[int, Callable[..., None]] = {
+            codes.DEFINE: self.define,
+            codes.PUT: self.put,
+            codes.SEND: self.send,
+            codes.EXPECT: self.expect,
+            codes.FETCH: self.fetch,
+            codes.PROBE: self.probe,
+            codes.SEED: self.seed,
+            codes.DROP: self.drop,
+            codes.FORGET: self.forget,
+            codes.REPORT: self.report,
+            codes.WAIT: self.wait,
+            codes.RECORD: self.record,
+            codes.REPLAY: self.replay,
+            codes.UNRECORD: self.unrecord,
+            codes.ALIAS: self.alias,
+            codes.SEEN: self.seen,
+        }
+        self._handlers = {code: (codes.WIDTHS[code], handler) for code, handler in handlers.items()}
         self._thread = threading.Thread(target=self._loop, name=f"argosy-session-{client[:8]}", daemon=True)
         self._thread.start()
 
     def answer(self, reply: Reply, frames: Sequence[torch.Tensor] = ()) -> None:
-        """Tell the client."""
-        if (lane := self.neighbours.to_client) is not None:
-            lane.send(reply, frames)
+        """Send a reply to the client."""
+        if (sender := self.local.to_client) is not None:
+            sender.send(reply, frames)
         else:
-            self.host.answer(self.client, reply, frames)
+            self.owner.answer(self.client, reply, frames)
 
-    # --- from the host's loop -----------------------------------------------------------------------------
+    # --- from the server's loop ---------------------------------------------------------------------------
     def work(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
         """A message of the client."""
         self._inbox.append((records, frames))
-        self.nudge()
+        self.wake()
 
     def close(self) -> None:
-        """Stop after the step that is running, and let go of everything."""
+        """Stop after the item that is running, and free everything."""
         self._closed = True
-        self.nudge()
+        self.wake()
 
     @property
     def alive(self) -> bool:
@@ -110,148 +128,149 @@ class Session:
         self._thread.join()
 
     # --- the session's own thread -------------------------------------------------------------------------
-    def nudge(self) -> None:
-        """Let the session's thread look for what is ready."""
-        self.neighbours.rouse()
+    def wake(self) -> None:
+        """Wake the session's thread, because there is work."""
+        self.local.wake()
 
     def _loop(self) -> None:
         prepare_thread()
-        self.neighbours.begin()
+        self.local.read_in_this_thread()
         try:
             while not self._closed:
                 self._turn()
         except Exception as error:
-            # Only a client that does not keep to the protocol comes here; it must not take the task with it.
-            say(f"{self.host.task}: client {self.client} is cut off: {traceback.format_exc()}")
-            self.host.cut_off(self.client, f"{type(error).__name__}: {error}")
+            # Only a client that breaks the protocol causes this; the task goes on without it.
+            say(f"{self.owner.task}: client {self.client} is disconnected: {traceback.format_exc()}")
+            self.owner.cut_off(self.client, f"{type(error).__name__}: {error}")
         finally:
             self._closed = True
-            self.graph.close()
+            self.scheduler.close()
             self.values.clear()
             self.templates.clear()
             self.plans.clear()
-            self.neighbours.close()
+            self.local.close()
 
     def _turn(self) -> None:
-        """The next thing to do: what is ready, what is to be sent or answered, what has come; or sleep."""
-        if (step := self.graph.take(only_small=bool(self._inbox))) is not None:
-            if self.mail.outgoing and not step.sends:
-                self.mail.send_parcels()
-            step.run()
-            if step.sends:
-                self.mail.leaving.append(step)
+        """Do the next thing: run what is ready, send, answer, read a message; or wait for one."""
+        if (item := self.scheduler.take(only_small=bool(self._inbox))) is not None:
+            if self.exchange.outgoing and not item.sends:
+                self.exchange.flush()
+            item.run()
+            if item.sends:
+                self.exchange.leaving.append(item)
             else:
-                self.graph.finish(step)
-        elif self.mail.outgoing:
-            self.mail.send_parcels()
-        elif self._waits and not self.graph.unfinished:
+                self.scheduler.finish(item)
+        elif self.exchange.outgoing:
+            self.exchange.flush()
+        elif self._waits and not self.scheduler.unfinished:
             self._answer_waits()
-        elif self._inbox and self.graph.unfinished < _AHEAD:
+        elif self._inbox and self.scheduler.unfinished < _AHEAD:
             self.read(*self._inbox.popleft())
         else:
-            self.neighbours.sleep(self._has_news)
+            self.local.wait(self._has_work)
 
-    def _has_news(self) -> bool:
-        """Whether there is something to do but what neighbours may bring."""
-        if self._closed or not self.graph.idle:
+    def _has_work(self) -> bool:
+        """Whether there is work, apart from messages on local connections."""
+        if self._closed or not self.scheduler.idle:
             return True
-        return (bool(self._inbox) and self.graph.unfinished < _AHEAD) or (
-            bool(self._waits) and not self.graph.unfinished
+        return (bool(self._inbox) and self.scheduler.unfinished < _AHEAD) or (
+            bool(self._waits) and not self.scheduler.unfinished
         )
 
     def read(self, records: list[Any], frames: Sequence[torch.Tensor]) -> None:
-        """Carry records out, in order: run what can be run, take in what has to wait."""
+        """Carry out instructions in order: run what is ready, and schedule the rest."""
         position, end = 0, len(records)
         templates, values = self.templates, self.values
         while position < end:
             number = records[position]
             if number >= 0:
-                compiled = templates[number]
+                kernel = templates[number]
                 first = position + 3
-                last = first + compiled.inputs
+                last = first + kernel.inputs
                 self.run(
-                    compiled,
+                    kernel,
                     [values[each] for each in records[first:last]],
-                    records[last : last + compiled.floats],
+                    records[last : last + kernel.floats],
                     records[position + 1],
                     records[position + 2],
                 )
-                position += compiled.width
+                position += kernel.width
             else:
-                width, reader = self._readers[number]
-                reader(*records[position + 1 : position + width], frames)
+                width, handler = self._handlers[number]
+                handler(*records[position + 1 : position + width], frames)
                 position += width
 
-    def run(
-        self, compiled: Compiled, inputs: list[Value], floats: list[float], site: int, first: int
-    ) -> None:
-        """An operation: now, if it waits for nothing."""
+    def run(self, kernel: Kernel, inputs: list[Value], floats: list[float], site: int, first: int) -> None:
+        """Run an operation, at once if it waits for nothing."""
         outputs = []
-        joint = Group() if compiled.joint else None
-        for number in range(compiled.outputs):
-            view = compiled.views[number]
-            value = Value((joint or Group()) if view < 0 else inputs[view].group)
+        joint = Storage() if kernel.joint else None
+        for number in range(kernel.outputs):
+            view = kernel.views[number]
+            value = Value((joint or Storage()) if view < 0 else inputs[view].storage)
             self.values[first + number] = value
             outputs.append(value)
-        if self.mail.outgoing and not compiled.light:
-            self.mail.send_parcels()
-        graph = self.graph
-        if not graph.unfinished and not compiled.heavy:
-            self.execute(compiled, inputs, outputs, floats, site)
+        if self.exchange.outgoing and not kernel.light:
+            self.exchange.flush()
+        scheduler = self.scheduler
+        if not scheduler.unfinished and not kernel.heavy:
+            self.execute(kernel, inputs, outputs, floats, site)
             return
-        step = Step(lambda: self.execute(compiled, inputs, outputs, floats, site), compiled.heavy)
-        writes = [inputs[each] for each in compiled.mutates]
-        reads = inputs
-        if compiled.random:
-            reads, writes = [*inputs, self.randomness], [*writes, self.randomness]
-        self.submit(step, reads, writes, outputs)
+        item = WorkItem(lambda: self.execute(kernel, inputs, outputs, floats, site), kernel.heavy)
+        reads, writes = self._reads_and_writes(kernel, inputs)
+        self.submit(item, reads, writes, outputs)
+
+    def _reads_and_writes(self, kernel: Kernel, inputs: list[Value]) -> tuple[list[Value], list[Value]]:
+        writes = [inputs[each] for each in kernel.mutates]
+        if kernel.random:
+            return [*inputs, self.randomness], [*writes, self.randomness]
+        return inputs, writes
 
     def submit(
         self,
-        step: Step,
+        item: WorkItem,
         reads: Sequence[Value],
         writes: Sequence[Value],
         outputs: Sequence[Value] = (),
-        after: Sequence[Step] = (),
+        after: Sequence[WorkItem] = (),
     ) -> None:
-        """Run a step now or when its time has come."""
-        if writes and self.mail.outgoing:
-            self.mail.send_parcels()  # of steps that the graph does not know, as they ran at once
-        if self.graph.add(step, reads, writes, after):
-            step.run()
-            step.done = True
-            step.let_go()
+        """SegmentRun a item now or when its time has come."""
+        if writes and self.exchange.outgoing:
+            self.exchange.flush()  # its items ran at once, so the scheduler does not know what they read
+        if self.scheduler.add(item, reads, writes, after):
+            item.run()
+            item.done = True
+            item.release()
             return
         for value in outputs:
-            value.maker = step
-            if value.group.writer is None and value.group not in [each.group for each in reads]:
-                value.group.writer = step
+            value.maker = item
+            if value.storage.writer is None and value.storage not in [each.storage for each in reads]:
+                value.storage.writer = item
 
     def execute(
         self,
-        compiled: Compiled,
+        kernel: Kernel,
         inputs: Sequence[Value],
         outputs: Sequence[Value],
         floats: Sequence[float],
         site: int,
     ) -> None:
-        """Run an operation; its outputs, and what it writes to, hold the result or the fault."""
+        """SegmentRun an operation; its outputs, and what it writes to, hold the result or the fault."""
         tensors = []
         for value in inputs:
-            if value.fault is not None or value.group.fault is not None:
-                self._fail(value.fault or value.group.fault, inputs, compiled.mutates, outputs)
+            if value.fault is not None or value.storage.fault is not None:
+                self._fail(value.fault or value.storage.fault, inputs, kernel.mutates, outputs)
                 return
             tensors.append(value.tensor)
         began = time.perf_counter()
         try:
-            for position in compiled.mutates:
-                inputs[position].group.before_writing()
-            results = compiled.call(tensors, floats, self.generator)
+            for position in kernel.mutates:
+                inputs[position].storage.before_writing()
+            results = kernel.call(tensors, floats, self.generator)
         except Exception as error:
-            fault = self.faults.add(compiled.name, site, error)
-            self._fail(fault, inputs, compiled.mutates, outputs)
+            fault = self.faults.add(kernel.name, site, error)
+            self._fail(fault, inputs, kernel.mutates, outputs)
             return
-        compiled.heavy = time.perf_counter() - began > HEAVY
+        kernel.heavy = time.perf_counter() - began > HEAVY
         for value, tensor in zip(outputs, results, strict=True):
             value.tensor = tensor
 
@@ -262,44 +281,44 @@ class Session:
         for value in outputs:
             value.fault = fault
         for position in mutates:
-            inputs[position].group.fault = fault
+            inputs[position].storage.fault = fault
 
-    # --- records other than operations --------------------------------------------------------------------
+    # --- instructions other than operations ---------------------------------------------------------------
     def define(self, wire: Any, _: Sequence[torch.Tensor]) -> None:
         """DEFINE"""
         try:
             template = msgspec.convert(wire, Template)
         except msgspec.ValidationError as error:
             raise WireError(f"template: {error}") from None
-        self.templates[template.number] = Compiled(template, self.host.device(template.device))
+        self.templates[template.number] = Kernel(template, self.owner.device(template.device))
 
     def put(self, value: int, packing: Any, frame: int, count: int, frames: Sequence[torch.Tensor]) -> None:
         """PUT"""
-        made = self.values[value] = Value(Group())
+        made = self.values[value] = Value(Storage())
         made.tensor = unpack(msgspec.convert(packing, Packing), frames[frame : frame + count])
 
     def send(self, value: int, task: str, there: int, site: int, _: Sequence[torch.Tensor]) -> None:
         """SEND"""
-        self.mail.hand_over(self.values[value], task, there, site)
+        self.exchange.send_value(self.values[value], task, there, site)
 
     def expect(self, value: int, task: str, _: Sequence[torch.Tensor]) -> None:
         """EXPECT"""
-        self.values[value] = self.mail.await_parcel(value, task, 0)
+        self.values[value] = self.exchange.expect(value, task, 0)
 
     def fetch(self, request: int, wanted: list[int], _: Sequence[torch.Tensor]) -> None:
         """FETCH"""
         values = [self.values[each] for each in wanted]
-        step = Step(lambda: self._fetch(request, values))
-        step.urgent = True
-        self.submit(step, values, [])
+        item = WorkItem(lambda: self._fetch(request, values))
+        item.urgent = True
+        self.submit(item, values, [])
 
     def _fetch(self, request: int, values: Sequence[Value]) -> None:
         packings, frames = [], []
         for value in values:
-            fault = value.fault or value.group.fault
+            fault = value.fault or value.storage.fault
             if fault is None:
                 try:
-                    packing, bytes_of_it = pack(value.tensor, copy=self.neighbours.to_client is None)
+                    packing, bytes_of_it = pack(value.tensor, copy=self.local.to_client is None)
                 except Exception as error:
                     fault = self.faults.add("fetch", -1, error)
             if fault is not None:
@@ -309,11 +328,57 @@ class Session:
             frames += bytes_of_it
         self.answer(Reply(request, packings), frames)
 
+    def probe(
+        self,
+        request: int,
+        number: int,
+        first: int,
+        site: int,
+        inputs: list[int],
+        floats: list[float],
+        _: Sequence[torch.Tensor],
+    ) -> None:
+        """PROBE"""
+        kernel = self.templates[number]
+        values = [self.values[each] for each in inputs]
+        reads, writes = self._reads_and_writes(kernel, values)
+        item = WorkItem(lambda: self._probe(request, kernel, values, floats, first, site))
+        self.submit(item, reads, writes)
+
+    def _probe(
+        self,
+        request: int,
+        kernel: Kernel,
+        inputs: list[Value],
+        floats: list[float],
+        first: int,
+        site: int,
+    ) -> None:
+        """Run an operation whose results are unknown before it runs, and describe them to the client."""
+        tensors = [value.tensor for value in inputs]
+        fault = next((f for v in inputs if (f := v.fault or v.storage.fault) is not None), None)
+        results: list[Any] = []
+        if fault is None:
+            try:
+                for position in kernel.mutates:
+                    inputs[position].storage.before_writing()
+                joint = Storage() if kernel.joint else None
+                for number, output in enumerate(kernel.call(tensors, floats, self.generator)):
+                    results.append(_describe(output, tensors))
+                    if isinstance(output, torch.Tensor):
+                        alias = results[-1][5]
+                        value = Value((joint or Storage()) if alias < 0 else inputs[alias].storage)
+                        value.tensor = output
+                        self.values[first + number] = value
+            except Exception as error:
+                fault = self.faults.add(kernel.name, site, error)
+        self.answer(Reply(request, [] if fault else results, fault))
+
     def record(
         self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any
     ) -> None:
         """RECORD"""
-        self.plans[plan] = Plan(records, feeds, kept, dict(self.templates))
+        self.plans[plan] = CapturedStep(records, feeds, kept, dict(self.templates))
 
     def replay(
         self,
@@ -325,14 +390,14 @@ class Session:
         frames: Sequence[torch.Tensor],
     ) -> None:
         """REPLAY"""
-        if self.mail.outgoing:
-            self.mail.send_parcels()
+        if self.exchange.outgoing:
+            self.exchange.flush()
         self.plans[number].replay(self, turn, feeds, binds, outputs, frames)
 
     def unrecord(self, plan: int, _: Sequence[torch.Tensor]) -> None:
         """UNRECORD"""
         if (gone := self.plans.pop(plan, None)) is not None:
-            self.counts += gone.count()
+            self.counts += gone.take_counts()
 
     def alias(self, value: int, other: int, _: Sequence[torch.Tensor]) -> None:
         """ALIAS"""
@@ -340,12 +405,12 @@ class Session:
 
     def seen(self, error: int, _: Sequence[torch.Tensor]) -> None:
         """SEEN"""
-        self.faults.see(error)
+        self.faults.mark_seen(error)
 
     def seed(self, seed: int, _: Sequence[torch.Tensor]) -> None:
         """SEED"""
-        step = Step(lambda: _seed(self.generator, seed))
-        self.submit(step, [self.randomness], [self.randomness])
+        item = WorkItem(lambda: self.generator.manual_seed(seed))
+        self.submit(item, [self.randomness], [self.randomness])
 
     def drop(self, values: list[int], _: Sequence[torch.Tensor]) -> None:
         """DROP"""
@@ -358,12 +423,12 @@ class Session:
         self.templates.clear()
 
     def _sum_up(self) -> None:
-        for compiled in self.templates.values():
-            if compiled.runs:
-                self.counts[compiled.name] += compiled.runs
-                compiled.runs = 0
+        for kernel in self.templates.values():
+            if kernel.runs:
+                self.counts[kernel.name] += kernel.runs
+                kernel.runs = 0
         for plan in self.plans.values():
-            self.counts += plan.count()
+            self.counts += plan.take_counts()
 
     def report(self, request: int, _: Sequence[torch.Tensor]) -> None:
         """REPORT"""
@@ -376,7 +441,7 @@ class Session:
     def wait(self, request: int, _: Sequence[torch.Tensor]) -> None:
         """WAIT"""
         self._waits.append(request)
-        if not self.graph.unfinished:
+        if not self.scheduler.unfinished:
             self._answer_waits()
 
     def _answer_waits(self) -> None:
@@ -386,5 +451,22 @@ class Session:
         self._waits.clear()
 
 
-def _seed(generator: torch.Generator, seed: int) -> None:
-    generator.manual_seed(seed)
+def _describe(output: Any, inputs: Sequence[torch.Tensor]) -> list[Any]:
+    """A result as `InferredOutput.read` of the client reads it."""
+    if not isinstance(output, torch.Tensor):
+        if output is not None and not isinstance(output, bool | int | float):
+            raise TypeError(f"a result of type {type(output).__name__} cannot be sent")
+        return ["v", output]
+    if output.layout is not torch.strided or output.is_quantized:
+        raise TypeError(f"remote devices do not support {output.layout} tensors of {output.dtype}")
+    memory = storage_key(output.untyped_storage())
+    shared = [n for n, each in enumerate(inputs) if storage_key(each.untyped_storage()) == memory]
+    return [
+        "t",
+        dtype_name(output.dtype),
+        list(output.shape),
+        list(output.stride()),
+        output.storage_offset(),
+        shared[0] if shared else -1,
+        [output.is_conj(), output.is_neg()],
+    ]

@@ -1,4 +1,4 @@
-"""The devices that a task has to offer."""
+"""The devices that a task offers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from argosy.errors import ConfigError
 
 
 def find_devices(visible: Sequence[str] | None = None, allow_growth: bool = True) -> tuple[str, ...]:
-    """`cpu:0`, and `gpu:N` for each GPU, or those of them that are to be seen; `gpu:N` counts from 0 in any
-    case.
+    """`cpu:0`, and `gpu:N` for each GPU that is `visible`, or for every GPU.
 
-    Without `allow_growth`, nearly all memory of each GPU is taken at once, so that nobody else takes it.
+    Without `allow_growth`, nearly all memory of each GPU is allocated at once, so that no other process takes
+    it.
     """
     obey_threads()
     there = ("cpu:0", *(f"gpu:{number}" for number in range(torch.cuda.device_count())))
@@ -30,5 +30,5 @@ def find_devices(visible: Sequence[str] | None = None, allow_growth: bool = True
 
 def _take_memory(device: torch.device) -> None:
     free, _ = torch.cuda.mem_get_info(device)
-    # Given back at once, it stays in torch's own cache.
+    # Freed at once, it stays in torch's cache.
     torch.empty(int(free * 0.9), dtype=torch.uint8, device=device)

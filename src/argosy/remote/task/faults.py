@@ -1,7 +1,7 @@
-"""The errors of one session: each has a number, and is kept until the client says that it has seen it.
+"""The errors of one session: each has a number, and is kept until the client has reported it.
 
-An error is with the values that depend on it, and here. Who asks for such a value is told of it; what nobody
-has asked for by the end is told then, from here. Any thread of the session may add.
+An error is kept with the values that depend on it, and here. A client that asks for such a value gets it; the
+first of those that no one asked for is sent at the end. Any thread of the session may add one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import traceback
 
 from argosy.protocol.remote_work import Fault
 
-# So many are kept. Of more than that nobody has asked for any: the latest stands for the rest.
+# This many are kept; beyond that, only the latest.
 _MOST = 1000
 
 
 class Faults:
-    """What went wrong and was not seen yet."""
+    """The errors that the client has not reported yet."""
 
     def __init__(self, task: str) -> None:
         self._task = task
@@ -26,7 +26,7 @@ class Faults:
         self._latest: Fault | None = None
 
     def add(self, operation: str, site: int, error: Exception) -> Fault:
-        """What the client will be told of an exception."""
+        """Keep an exception, in the form that is sent to the client."""
         trace = "".join(traceback.format_exception(error))
         with self._lock:
             number, self._made = self._made, self._made + 1
@@ -37,14 +37,14 @@ class Faults:
                 self._latest = fault
             return fault
 
-    def see(self, number: int) -> None:
-        """The client has been told of this one."""
+    def mark_seen(self, number: int) -> None:
+        """The client has reported this one."""
         with self._lock:
             self._unseen.pop(number, None)
             if self._latest is not None and self._latest.number == number:
                 self._latest = None
 
     def first(self) -> Fault | None:
-        """The first that the client has not seen."""
+        """The first that the client has not reported."""
         with self._lock:
             return next(iter(self._unseen.values()), self._latest)

@@ -1,7 +1,7 @@
-"""A captured step on its task: looked through at its first replay, and turned into rows that repeat.
+"""A captured step on its task: compiled at its first replay into a program, a list of segments.
 
-For the graph a row is one step among others: it waits for what it reads and for the readers of what it
-writes, of uncaptured work and of other captured steps alike.
+To the scheduler a segment is one work item among others. It waits for what it reads and for the readers of
+what it writes, whether they belong to uncaptured work or to other captured steps.
 """
 
 from __future__ import annotations
@@ -16,46 +16,47 @@ import msgspec
 import torch
 
 from argosy.protocol.remote_work import Packing
-from argosy.remote.operations.kernel import Compiled
-from argosy.remote.plan.dependencies import Analysis, Sequel
-from argosy.remote.task.runs import Replay
-from argosy.remote.task.scheduler import Group, Step, Value
-from argosy.remote.task.segment_executor import Row
+from argosy.remote.operations.kernel import Kernel
+from argosy.remote.plan.dependencies import Dependencies, PreviousStep
+from argosy.remote.plan.segments import Segment, cut_segments
+from argosy.remote.task.scheduler import Storage, Value, WorkItem
+from argosy.remote.task.segment_calls import ReplayState
+from argosy.remote.task.segment_executor import SegmentExecutor
 from argosy.remote.transport.tensor_codec import unpack
 
 if TYPE_CHECKING:
-    from argosy.remote.task.client_session import Session
+    from argosy.remote.task.client_session import ClientSession
 
 Pattern = tuple[int, ...]
 
 
-class Plan:
-    """A captured step: its records, the values that outlive it, and the operations that it knows."""
+class CapturedStep:
+    """The instructions of a captured step, the values that outlive it (`kept`), and its operations."""
 
     def __init__(
         self,
         records: list[Any],
         feeds: Collection[int],
         kept: Collection[int],
-        templates: dict[int, Compiled],
+        templates: dict[int, Kernel],
     ) -> None:
         self._records = records
         self._feeds = feeds
         self._kept = kept
         self._templates = templates
-        self._externals = list(Analysis(records, templates, feeds, {}).externals)
+        self._externals = list(Dependencies(records, templates, feeds, {}).externals)
         self._programs: dict[tuple[Pattern, Pattern], Program] = {}
 
     def replay(
         self,
-        session: Session,
+        session: ClientSession,
         turn: int,
         feeds: Sequence[Any],
         binds: Sequence[Any],
         outputs: Sequence[Any],
         frames: Sequence[torch.Tensor],
     ) -> None:
-        """Do it once more."""
+        """Run the step again, with these values."""
         values = session.values
         for alias, value in binds:
             values[alias] = values[value]
@@ -63,12 +64,12 @@ class Plan:
         for alias, _ in binds:
             del values[alias]
         first: dict[int, int] = {}
-        pattern = tuple(first.setdefault(id(each.group), place) for place, each in enumerate(given))
+        pattern = tuple(first.setdefault(id(each.storage), place) for place, each in enumerate(given))
         returned = tuple(number for number, _ in outputs)
         program = self._programs.get((pattern, returned))
         if program is None:
-            alike = {n: self._externals[place] for n, place in zip(self._externals, pattern, strict=True)}
-            analyse = partial(Analysis, self._records, self._templates, self._feeds, alike)
+            shared = {n: self._externals[place] for n, place in zip(self._externals, pattern, strict=True)}
+            analyse = partial(Dependencies, self._records, self._templates, self._feeds, shared)
             program = self._programs[pattern, returned] = Program(analyse, returned, self._kept)
         made = program.start(session, turn, given, feeds, frames)
         for number in self._kept:
@@ -77,141 +78,140 @@ class Plan:
         for number, name in outputs:
             values[name] = made[number]
 
-    def count(self) -> Counter[str]:
-        """What has run since the last time, as operations and how often."""
+    def take_counts(self) -> Counter[str]:
+        """How often each operation has run since the last call."""
         total: Counter[str] = Counter()
         for program in self._programs.values():
-            for row in (*program.rows, *program.former_rows):
-                for name in row.counted:
-                    total[name] += row.runs
-                row.runs = 0
+            for executor in (*program.executors, *program.former_executors):
+                for name in executor.counted:
+                    total[name] += executor.runs
+                executor.runs = 0
         return total
 
 
 class Program:
-    """The rows of a plan, for values that share memory in one way."""
+    """The segments of a captured step, for one way in which its values share memory."""
 
     def __init__(
         self,
-        analyse: Callable[[Sequel], Analysis],
+        analyse: Callable[[PreviousStep], Dependencies],
         returned: Collection[int],
         kept: Collection[int],
     ) -> None:
         self._analyse = analyse
-        analysis = self._analysis = analyse(Sequel())
-        self._returned = {analysis.slot_of[number] for number in returned}
-        self._kept = {analysis.slot_of[number] for number in kept if number in analysis.slot_of}
-        self._costs = [0.0] * len(analysis.items)
-        outside = (*analysis.externals.values(), *(slot for _, _, slot in analysis.parcels))
-        # For memory from outside, a slot that it came in.
-        self._came_in = {analysis.slots[slot].memory: slot for slot in outside}
-        self._settled = False
-        self.former_rows: list[Row] = []  # replays that began with them may still be under way
-        self._make_rows()
+        step = self._step = analyse(PreviousStep())
+        self._returned = {step.slot_of[number] for number in returned}
+        self._kept = {step.slot_of[number] for number in kept if number in step.slot_of}
+        self._costs = [0.0] * len(step.items)
+        self._from_outside = step.from_outside
+        self._is_measured = False
+        self.former_executors: list[SegmentExecutor] = []  # earlier replays may still use them
+        self._make_executors()
 
-    def _make_rows(self, side_by_side: bool = False) -> None:
-        analysis, known = self._analysis, self._settled
-        segments = analysis.segments(self._returned, self._kept, self._costs if known else (), side_by_side)
-        self.rows = [Row(analysis, segment, self._costs, known) for segment in segments]
-        self._random = [any(item.index in analysis.random for item in each.items) for each in segments]
+    def _make_executors(self, side_by_side: bool = False) -> None:
+        step, outside = self._step, self._from_outside
+        costs = self._costs if self._is_measured else ()
+        segments = cut_segments(step, self._returned, self._kept, costs, side_by_side)
+        self.executors = [SegmentExecutor(step, each, self._costs, self._is_measured) for each in segments]
+        self._random = [any(item.index in step.random for item in each.items) for each in segments]
         self._reads = [
-            [*each.loads, *(self._came_in[m] for m in sorted(each.touches) if m in self._came_in)]
+            [*each.loads, *(outside[memory] for memory in sorted(each.reads) if memory in outside)]
             for each in segments
         ]
-        self._writes = [[self._came_in[m] for m in each.alters if m in self._came_in] for each in segments]
-        wanted = {*self._returned, *self._kept}
-        self._showing = _Showing.of(analysis, self.rows, wanted, self._came_in)
+        self._writes = [[outside[memory] for memory in each.writes if memory in outside] for each in segments]
+        self._visible = _VisibleValues.of(step, segments, {*self._returned, *self._kept}, outside)
 
-    def _settle(self, session: Session, given: Sequence[Value]) -> None:
-        """What each operation costs is known: from now on in rows that are made for it."""
-        self._settled = True
-        self.former_rows = self.rows
-        tensors = zip(self._analysis.externals, (each.tensor for each in given), strict=True)
+    def _rebuild(self, session: ClientSession, given: Sequence[Value]) -> None:
+        """Cut the step again, now that the cost of each operation is known."""
+        self._is_measured = True
+        self.former_executors = self.executors
+        tensors = zip(self._step.externals, (each.tensor for each in given), strict=True)
         sizes = {number: tensor.nbytes for number, tensor in tensors if tensor is not None}
-        self._analysis = self._analyse(self._analysis.sequel(sizes, {*self._returned, *self._kept}))
-        self._make_rows(session.graph.has_helpers)
+        self._step = self._analyse(self._step.as_previous_step(sizes, {*self._returned, *self._kept}))
+        self._make_executors(session.scheduler.has_helpers)
 
     def start(
         self,
-        session: Session,
+        session: ClientSession,
         turn: int,
         given: Sequence[Value],
         feeds: Sequence[Any],
         frames: Sequence[torch.Tensor],
     ) -> dict[int, Value]:
-        """Begin a replay; the values that are to be seen outside, by their numbers in the recording."""
-        if not self._settled and all(row.is_known for row in self.rows):
-            self._settle(session, given)
-        analysis = self._analysis
-        frame: list[Any] = [None] * len(analysis.slots)
-        values = dict(zip(analysis.externals.values(), given, strict=True))
+        """Begin a replay; returns the values that are visible outside, by their numbers in the recording."""
+        if not self._is_measured and all(each.is_measured for each in self.executors):
+            self._rebuild(session, given)
+        step = self._step
+        frame: list[Any] = [None] * len(step.slots)
+        values = dict(zip(step.externals.values(), given, strict=True))
         for number, packing, first, count in feeds:
-            made = unpack(msgspec.convert(packing, Packing), frames[first : first + count])
-            frame[analysis.feeds[number]] = made
-        for number, task, slot in analysis.parcels:
-            values[slot] = session.mail.await_parcel(number, task, turn)
-        replay = Replay(session, turn, frame, values)
-        steps = [_step(row, replay) for row in self.rows]
-        seen = self._show(values, frame, steps)
-        for number, (row, step) in enumerate(zip(self.rows, steps, strict=True)):
+            fed = unpack(msgspec.convert(packing, Packing), frames[first : first + count])
+            frame[step.feeds[number]] = fed
+        for number, task, slot in step.received:
+            values[slot] = session.exchange.expect(number, task, turn)
+        replay = ReplayState(session, turn, frame, values)
+        work = [_work_item(each, replay) for each in self.executors]
+        visible = self._make_visible(values, frame, work)
+        for number, (executor, item) in enumerate(zip(self.executors, work, strict=True)):
             reads = [values[slot] for slot in self._reads[number]]
             writes = [values[slot] for slot in self._writes[number]]
             if self._random[number]:
                 reads.append(session.randomness)
                 writes.append(session.randomness)
-            session.submit(step, reads, writes, after=[steps[each] for each in row.segment.after])
-        return seen
+            session.submit(item, reads, writes, after=[work[each] for each in executor.segment.after])
+        return visible
 
-    def _show(self, values: dict[int, Value], frame: list[Any], steps: Sequence[Step]) -> dict[int, Value]:
-        """Values for those slots that are to be seen outside, with the rows that others must wait for."""
-        show, seen = self._showing, {}
-        groups = {memory: Group() for memory in show.memories}
-        for slot, number, memory, came_in in show.slots:
+    def _make_visible(
+        self, values: dict[int, Value], frame: list[Any], work: Sequence[WorkItem]
+    ) -> dict[int, Value]:
+        """Make a value of each visible slot, and note the segments that its users must wait for."""
+        known, visible = self._visible, {}
+        storages = {memory: Storage() for memory in known.memories}
+        for slot, number, memory, outside in known.slots:
             if slot not in values:
-                value = values[slot] = Value(groups[memory] if came_in is None else values[came_in].group)
-                value.tensor = frame[slot]  # of what was fed
-            seen[number] = values[slot]
-        for step, made, touched, altered in zip(steps, show.made, show.touched, show.altered, strict=True):
+                value = values[slot] = Value(storages[memory] if outside is None else values[outside].storage)
+                value.tensor = frame[slot]  # set if it was fed
+            visible[number] = values[slot]
+        for item, made, read, written in zip(work, known.made, known.read, known.written, strict=True):
             for slot in made:
-                values[slot].maker = step
-            for memory in touched:
-                groups[memory].readers.append(step)
-            for memory in altered:
-                groups[memory].writer = step
-        return seen
+                values[slot].maker = item
+            for memory in read:
+                storages[memory].readers.append(item)
+            for memory in written:
+                storages[memory].writer = item
+        return visible
 
 
 @dataclass(frozen=True)
-class _Showing:
-    """What is to be seen of a program outside, found out once: `slots` with their number, memory, and a slot
-    from outside in the same memory; the `memories` that are new; and what each row makes, touches and alters
-    of them.
+class _VisibleValues:
+    """What is visible of a program outside, found once: the slots, each with its number, its memory and a
+    slot from outside in the same memory; the memories that are new; and what each segment makes, reads and
+    writes of them.
     """
 
     slots: list[tuple[int, int, int, int | None]]
     memories: list[int]
     made: list[list[int]]
-    touched: list[list[int]]
-    altered: list[list[int]]
+    read: list[list[int]]
+    written: list[list[int]]
 
     @classmethod
     def of(
-        cls, analysis: Analysis, rows: Sequence[Row], wanted: set[int], came_in: dict[int, int]
-    ) -> _Showing:
-        """`wanted`: the slots; `came_in`: of memory from outside, a slot."""
-        memory_of = {slot: analysis.slots[slot].memory for slot in wanted}
-        new = {memory for memory in memory_of.values() if memory not in came_in}
-        segments = [row.segment for row in rows]
-        made = [[slot for slot in each.makes if slot in wanted] for each in segments]
-        written = [{memory_of[slot] for slot in slots} for slots in made]
+        cls, step: Dependencies, segments: Sequence[Segment], slots: set[int], from_outside: dict[int, int]
+    ) -> _VisibleValues:
+        """`from_outside`: of each memory that the step does not make, a slot."""
+        memory_of = {slot: step.slots[slot].memory for slot in slots}
+        new = {memory for memory in memory_of.values() if memory not in from_outside}
+        made = [[slot for slot in each.makes if slot in slots] for each in segments]
+        filled = [{memory_of[slot] for slot in each} for each in made]
         return cls(
-            [(s, analysis.slots[s].number, memory, came_in.get(memory)) for s, memory in memory_of.items()],
+            [(s, step.slots[s].number, memory, from_outside.get(memory)) for s, memory in memory_of.items()],
             sorted(new),
             made,
-            [sorted(each.touches & new) for each in segments],
-            [sorted((each.alters | wrote) & new) for each, wrote in zip(segments, written, strict=True)],
+            [sorted(each.reads & new) for each in segments],
+            [sorted((each.writes | some) & new) for each, some in zip(segments, filled, strict=True)],
         )
 
 
-def _step(row: Row, replay: Replay) -> Step:
-    return Step(lambda: row.run(replay), row.heavy)
+def _work_item(executor: SegmentExecutor, replay: ReplayState) -> WorkItem:
+    return WorkItem(lambda: executor.run(replay), executor.heavy)

@@ -1,9 +1,9 @@
-"""Tensors that live in the memory they are sent in, again and again: parameters.
+"""Parameters that live in a send buffer, so that each replay of a captured step sends them without a copy.
 
-A step that repeats sends a parameter, and updates it. Before the next update, when nobody else has to do with
-it, it moves into a slot of the lane; from then on it is announced, not copied. The receiver gives the slot
-back when it has read it. An update that comes sooner takes it back, and it is copied again, for a while: in
-the first steps of a program a receiver may keep things longer than it will later.
+A step that repeats sends a parameter and updates it. Before an update, when nothing else uses the parameter,
+it moves into a send buffer; from then on only a message is sent. The receiver acknowledges the buffer when it
+has read it. If an update comes sooner, the buffer is taken back, and the parameter is copied for a while: in
+the first steps of a program a receiver may keep values longer than it does later.
 """
 
 from __future__ import annotations
@@ -14,74 +14,69 @@ from functools import partial
 import torch
 
 from argosy.protocol.header import Header
-from argosy.remote.plan.dependencies import Analysis
-from argosy.remote.plan.direct_sends import WORTH_IT
-from argosy.remote.plan.items import Item
-from argosy.remote.task.scheduler import Group
-from argosy.remote.transport.same_host import Lane
-from argosy.remote.transport.send_buffers import Slot
+from argosy.remote.plan.direct_sends import MIN_BYTES
+from argosy.remote.task.scheduler import Storage
+from argosy.remote.transport.same_host import SameHostSender
+from argosy.remote.transport.send_buffers import SendBuffer
 from argosy.torch_private import storage_key, storage_uses
 
-# A tensor, and the object that asks: more, and something else lies in the same memory.
+# The use count of a storage with one tensor: that tensor, and the Python object that asks.
 _ONE_TENSOR = 2
-# The first pause after which it is tried again; each is as many times longer than the one before.
+# The number of copies before the first new attempt; each later pause is this many times longer.
 _PAUSE = 4
 
 
 @dataclass
-class Mooring:
-    """Where a tensor lives, and the lane that it is sent by. Once it was taken back, it is copied `pause`
-    times before it moves again; `rest` of them are left.
+class ResidentTensor:
+    """The buffer in which a tensor lives. Once it was taken back, the tensor is copied `pause` times before
+    it moves again; `copies_left` of them remain.
     """
 
-    lane: Lane
-    slot: Slot
+    sender: SameHostSender
+    buffer: SendBuffer
     pause: int
-    rest: int
+    copies_left: int
 
 
-def may_moor(analysis: Analysis, send: Item) -> bool:
-    """Whether a step sends what was there before it, and writes to it."""
-    slot = send.inputs[0]
-    is_old = slot in analysis.externals.values()
-    return is_old and analysis.memories[analysis.slots[slot].memory].writer >= 0
-
-
-def announce(group: Group, lane: Lane, header: Header, frame: torch.Tensor) -> bool:
-    """Send what lies in the lane's memory already; False if it does not, or the receiver still reads it."""
-    mooring = group.mooring
-    if mooring is None or mooring.lane is not lane or frame.data_ptr() != mooring.slot.region.address:
+def send_resident(storage: Storage, sender: SameHostSender, header: Header, frame: torch.Tensor) -> bool:
+    """Send a tensor from the buffer in which it lives; False if it is not there, or is still being read."""
+    resident = storage.resident
+    if resident is None or resident.sender is not sender:
         return False
-    if not lane.lend(header, mooring.slot, frame.numel()):
+    if frame.data_ptr() != resident.buffer.region.address:
         return False
-    group.on_write = partial(lane.reclaim, mooring.slot)
+    if not sender.send_again(header, resident.buffer, frame.numel()):
+        return False
+    storage.on_write = partial(sender.reclaim, resident.buffer)
     return True
 
 
-def moor_at_next_write(group: Group, lane: Lane, tensor: torch.Tensor) -> None:
-    """Whoever writes to a tensor is alone with it: that is when it can move."""
-    if tensor.nbytes < WORTH_IT or group.on_write is not None:
+def move_at_next_write(storage: Storage, sender: SameHostSender, tensor: torch.Tensor) -> None:
+    """Let a tensor move into a buffer before it is next written to: then nothing else uses it."""
+    if tensor.nbytes < MIN_BYTES or storage.on_write is not None:
         return
-    mooring, pause = group.mooring, _PAUSE
-    if mooring is not None:
-        if mooring.lane is not lane or not mooring.slot.retired:
+    resident, pause = storage.resident, _PAUSE
+    if resident is not None:
+        if resident.sender is not sender or not resident.buffer.retired:
             return
-        mooring.rest -= 1
-        if mooring.rest:
+        resident.copies_left -= 1
+        if resident.copies_left:
             return
-        mooring.rest = mooring.pause
-        pause = mooring.pause * _PAUSE
-    group.on_write = partial(_moor, group, lane, tensor, pause)
+        resident.copies_left = resident.pause
+        pause = resident.pause * _PAUSE
+    storage.on_write = partial(_move, storage, sender, tensor, pause)
 
 
 @torch.no_grad()
-def _moor(group: Group, lane: Lane, tensor: torch.Tensor, pause: int) -> None:
-    """Move it, unless views of it would stay behind, or the lane has no memory for it."""
-    storage = tensor.untyped_storage()
-    shares = storage_uses(storage_key(storage)) > _ONE_TENSOR
-    if shares or storage.nbytes() != tensor.nbytes or (slot := lane.home(tensor.nbytes)) is None:
+def _move(storage: Storage, sender: SameHostSender, tensor: torch.Tensor, pause: int) -> None:
+    """Move it, unless it has views, or the sender has no buffer for it."""
+    memory = tensor.untyped_storage()
+    is_shared = storage_uses(storage_key(memory)) > _ONE_TENSOR
+    if is_shared or memory.nbytes() != tensor.nbytes:
         return
-    home = slot.tensor(tensor.dtype, tensor.shape, tensor.stride()).copy_(tensor)
-    tensor.set_(home.untyped_storage(), 0, tensor.shape, tensor.stride())
-    lane.give_up(slot)
-    group.mooring = Mooring(lane, slot, pause, pause)
+    if (buffer := sender.reserve_resident(tensor.nbytes)) is None:
+        return
+    moved = buffer.tensor(tensor.dtype, tensor.shape, tensor.stride()).copy_(tensor)
+    tensor.set_(moved.untyped_storage(), 0, tensor.shape, tensor.stride())
+    sender.cancel(buffer)
+    storage.resident = ResidentTensor(sender, buffer, pause, pause)

@@ -1,9 +1,9 @@
-"""Which operation may run when: a count of what each still waits for, and queues of those that wait no more.
+"""Decides when work may run: counts what each item still waits for, and queues those that are ready.
 
-An operation waits for the writer of each tensor that it reads, and a writer for the readers before it, so
-that views and in-place operations mean what they mean in a program that runs line by line. Tensors that
-share memory share a `Group`. One thread, the session's own, adds operations and runs the small ones as they
-come; those that are known to take long may be taken by helpers meanwhile.
+An operation waits for the last writer of each tensor that it reads, and a writer also for the readers before
+it, so that views and in-place operations mean what they mean in a program that runs line by line. Tensors
+that share memory share a `Storage`. The session's thread adds work and runs the small items; helper threads
+may take the heavy ones.
 """
 
 from __future__ import annotations
@@ -18,64 +18,62 @@ import torch
 from argosy.protocol.remote_work import Fault
 
 if TYPE_CHECKING:
-    from argosy.remote.task.resident_parameters import Mooring
+    from argosy.remote.task.resident_parameters import ResidentTensor
 
-# A tensor that is only ever read collects its readers; those that are done are cleared away at so many.
+# A storage that is only read collects its readers; beyond this number, those that are done are removed.
 _MANY = 64
 
 
-class Group:
-    """Memory that several values may share: who writes to it, who has read since, and what went wrong
-    with it.
+class Storage:
+    """Memory that several values may share: its last writer, the readers since, and the error of a failed
+    write.
     """
 
-    __slots__ = ("fault", "mooring", "on_write", "readers", "writer")
+    __slots__ = ("fault", "on_write", "readers", "resident", "writer")
 
-    def __init__(self, writer: Step | None = None) -> None:
+    def __init__(self, writer: WorkItem | None = None) -> None:
         self.writer = writer
-        self.readers: list[Step] = []
+        self.readers: list[WorkItem] = []
         self.fault: Fault | None = None
-        # To be done before it is written to; and the memory that it is sent from, if it lives there.
+        # What to do before the next write; and the send buffer in which it lives, if it does.
         self.on_write: Callable[[], object] | None = None
-        self.mooring: Mooring | None = None
+        self.resident: ResidentTensor | None = None
 
     def before_writing(self) -> None:
-        """To be called before its memory is written to."""
+        """Call this before its memory is written to."""
         if self.on_write is not None:
-            duty, self.on_write = self.on_write, None
-            duty()
+            on_write, self.on_write = self.on_write, None
+            on_write()
 
 
 class Value:
-    """A tensor that is there, or will be, or never will."""
+    """A tensor: computed, still to be computed, or failed."""
 
-    __slots__ = ("fault", "group", "maker", "tensor")
+    __slots__ = ("fault", "maker", "storage", "tensor")
 
-    def __init__(self, group: Group, maker: Step | None = None) -> None:
+    def __init__(self, storage: Storage, maker: WorkItem | None = None) -> None:
         self.tensor: Any = None
-        self.group = group
-        self.maker = maker  # of a view, not the writer of its memory
+        self.storage = storage
+        self.maker = maker  # a view has a maker other than the writer of its storage
         self.fault: Fault | None = None
 
 
-class Step:
-    """One operation on its way. `run` does it; what it raises is its own business."""
+class WorkItem:
+    """Work that was submitted: an operation, a segment or a message. `run` handles its own errors."""
 
     __slots__ = ("done", "heavy", "missing", "run", "sends", "urgent", "waiters")
 
-    def __init__(self, run: Callable[[], None], heavy: bool = False) -> None:
+    def __init__(self, run: Callable[[], object], heavy: bool = False) -> None:
         self.run = run
         self.heavy = heavy
         self.missing = 0
         self.done = False
-        self.sends = False  # it reads until what it adds to has left for another task: finished only then
-        self.urgent = False  # somebody waits for it outside: before others that are ready
-        self.waiters: list[Step] = []
+        self.sends = False  # it reads its tensors until its message has left, and is finished only then
+        self.urgent = False  # the client waits for it: it goes before others that are ready
+        self.waiters: list[WorkItem] = []
 
-    def let_go(self) -> None:
-        """It has run. Values know it still, as their maker or reader; they must not live as long as they
-        do.
-        """
+    def release(self) -> None:
+        """Free what `run` holds: values still refer to this item as their maker or reader."""
         self.run = _nothing
 
 
@@ -83,13 +81,13 @@ def _nothing() -> None:
     pass
 
 
-class Graph:
-    """The operations of one client on one task."""
+class Scheduler:
+    """The work of one client on one task."""
 
     def __init__(self, helpers: int) -> None:
         self._lock = threading.Lock()
-        self._ready: deque[Step] = deque()
-        self._heavy: deque[Step] = deque()
+        self._ready: deque[WorkItem] = deque()
+        self._heavy: deque[WorkItem] = deque()
         self._wake = threading.Condition(self._lock)
         self._helpers: list[threading.Thread] = []
         self._most_helpers = helpers
@@ -97,76 +95,76 @@ class Graph:
         self._closed = False
         self._failure: Exception | None = None
         self.unfinished = 0
-        # Called when a step became ready through another thread, for the session's thread to look.
+        # Called when another thread has made an item ready, to wake the session's thread.
         self.on_ready: Callable[[], None] = lambda: None
 
     def add(
-        self, step: Step, reads: Sequence[Value], writes: Sequence[Value], after: Sequence[Step] = ()
+        self, item: WorkItem, reads: Sequence[Value], writes: Sequence[Value], after: Sequence[WorkItem] = ()
     ) -> bool:
-        """Take a step in, that also waits for those of `after`; True: it waits for nothing, is to be run by
-        the caller now, and is not kept.
+        """Add an item, which also waits for those of `after`. True: it waits for nothing; the caller runs it
+        now, and the scheduler does not keep it.
         """
         with self._lock:
             missing = 0
             for before in after:
                 if not before.done:
-                    before.waiters.append(step)
+                    before.waiters.append(item)
                     missing += 1
             for value in reads:
-                for maker in (value.maker, value.group.writer):
+                for maker in (value.maker, value.storage.writer):
                     if maker is not None and not maker.done:
-                        maker.waiters.append(step)
+                        maker.waiters.append(item)
                         missing += 1
             for value in writes:
-                for reader in value.group.readers:
-                    if not reader.done and reader is not step:
-                        reader.waiters.append(step)
+                for reader in value.storage.readers:
+                    if not reader.done and reader is not item:
+                        reader.waiters.append(item)
                         missing += 1
-            if not missing and not (step.heavy and self._most_helpers):
+            if not missing and not (item.heavy and self._most_helpers):
                 for value in writes:
-                    value.group.writer = None
-                    value.group.readers = []
+                    value.storage.writer = None
+                    value.storage.readers = []
                 return True
-            step.missing = missing
+            item.missing = missing
             self.unfinished += 1
             for value in reads:
-                readers = value.group.readers
-                readers.append(step)
+                readers = value.storage.readers
+                readers.append(item)
                 if len(readers) > _MANY:
-                    value.group.readers = [each for each in readers if not each.done]
+                    value.storage.readers = [each for each in readers if not each.done]
             for value in writes:
-                value.group.writer = step
-                value.group.readers = []
+                value.storage.writer = item
+                value.storage.readers = []
             if not missing:
-                self._push(step)
+                self._push(item)
             return False
 
-    def expect(self, step: Step) -> None:
-        """A step that somebody else will finish: a tensor that comes from another task."""
+    def expect(self, item: WorkItem) -> None:
+        """Add an item that another thread will finish: a tensor that comes from another task."""
         with self._lock:
-            step.missing = 1
+            item.missing = 1
             self.unfinished += 1
 
-    def finish(self, step: Step) -> None:
-        """A step is done; those that waited for nothing else are ready."""
-        step.let_go()
+    def finish(self, item: WorkItem) -> None:
+        """An item is done; those that waited for nothing else become ready."""
+        item.release()
         with self._lock:
-            step.done = True
+            item.done = True
             self.unfinished -= 1
-            for waiter in step.waiters:
+            for waiter in item.waiters:
                 waiter.missing -= 1
                 if not waiter.missing:
                     self._push(waiter)
-            step.waiters = []
+            item.waiters = []
 
-    def _push(self, step: Step) -> None:
-        if not (step.heavy and self._most_helpers):
-            if step.urgent:
-                self._ready.appendleft(step)
+    def _push(self, item: WorkItem) -> None:
+        if not (item.heavy and self._most_helpers):
+            if item.urgent:
+                self._ready.appendleft(item)
             else:
-                self._ready.append(step)
+                self._ready.append(item)
             return
-        self._heavy.append(step)
+        self._heavy.append(item)
         if len(self._heavy) > 1 or self._ready:
             self._call_helper()
 
@@ -178,9 +176,9 @@ class Graph:
             self._helpers.append(helper)
             helper.start()
 
-    def take(self, only_small: bool = False) -> Step | None:
-        """The next step that is ready: small ones first, as helpers take only the others. What a helper's
-        step raised is raised here, as if it had been taken.
+    def take(self, only_small: bool = False) -> WorkItem | None:
+        """The next item that is ready: small ones first, because helpers take only heavy ones. An error in a
+        helper is raised here.
         """
         if self._failure is not None:
             raise self._failure
@@ -191,14 +189,14 @@ class Graph:
                 return self._ready.popleft()
             if not self._heavy or only_small:
                 return None
-            step = self._heavy.popleft()
+            item = self._heavy.popleft()
             if self._heavy:
                 self._call_helper()
-            return step
+            return item
 
     @property
     def has_helpers(self) -> bool:
-        """Whether long steps may run side by side."""
+        """Whether heavy items may run side by side."""
         return self._most_helpers > 0
 
     @property
@@ -216,17 +214,17 @@ class Graph:
                     self._idle_helpers -= 1
                 if self._closed:
                     return
-                step = self._heavy.popleft()
+                item = self._heavy.popleft()
             try:
-                step.run()
-            except Exception as error:  # no operation's fault, which its values would hold: our own
+                item.run()
+            except Exception as error:  # not an operation's error, which its values hold: a bug
                 self._failure = error
             else:
-                self.finish(step)
+                self.finish(item)
             self.on_ready()
 
     def close(self) -> None:
-        """No more steps; helpers end when they have done what they do."""
+        """Drop all work; waits until helpers have finished their items."""
         with self._lock:
             self._closed = True
             self._ready.clear()
@@ -237,7 +235,5 @@ class Graph:
 
 
 def prepare_thread() -> None:
-    """For a thread that runs what is sent: as many threads as the process was told, as others do not
-    inherit it.
-    """
+    """Call this in a thread that runs operations: it does not inherit the number of torch's threads."""
     torch.set_num_threads(torch.get_num_threads())

@@ -1,124 +1,211 @@
-"""What a row of a captured step consists of: operations with their arguments in place, and messages."""
+"""What a segment of a captured step consists of: calls of operations with their arguments, and messages.
+
+A call gets the frame, the list of the replay's values by slot, and the run, which collects what is to be
+sent. The functions here are called when a segment is built, and return its calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from argosy.protocol.remote_work import Item as Sent
-from argosy.protocol.remote_work import Parcel
-from argosy.remote.operations.kernel import Bare
-from argosy.remote.plan.direct_sends import Berth
-from argosy.remote.plan.items import Item
-from argosy.remote.task.resident_parameters import announce, moor_at_next_write
-from argosy.remote.task.runs import MUCH, Call, Frame, Run
-from argosy.remote.transport.tensor_codec import Shipping
+from argosy.protocol.remote_work import Fault, Parcel
+from argosy.protocol.remote_work import Item as SentValue
+from argosy.remote.operations.kernel import BareCall
+from argosy.remote.plan.dependencies import PlanItem
+from argosy.remote.plan.direct_sends import DirectSend
+from argosy.remote.task.resident_parameters import move_at_next_write, send_resident
+from argosy.remote.task.scheduler import Value
+from argosy.remote.transport.tensor_codec import RepeatedPacker
 from argosy.torch_private import set_grad_enabled
 
+if TYPE_CHECKING:
+    from argosy.remote.task.client_session import ClientSession
+    from argosy.remote.task.value_exchange import Outgoing
+    from argosy.remote.transport.same_host import SameHostSender
+    from argosy.remote.transport.send_buffers import SendBuffer
 
-def flush(_: Frame, run: Run) -> None:
-    """Send what waits to be sent."""
+# With more bytes than this to send, they leave before an operation that is not quick.
+_LARGE = 128 * 1024
+# With more bytes than this to send, they leave before the next large tensor, so that the receiver can begin.
+_VERY_LARGE = 1024 * 1024
+
+Frame = list[Any]
+Call = Callable[[Frame, "SegmentRun"], None]
+
+
+class ReplayState:
+    """One replay of a captured step: its values, and the errors of some of them."""
+
+    def __init__(self, session: ClientSession, turn: int, frame: Frame, values: dict[int, Value]) -> None:
+        self.session = session
+        self.turn = turn
+        self.frame = frame
+        self.values = values  # of the slots that come from outside or are visible there
+        self.faults: dict[int, Fault] = {}  # by slot
+        self.failed_memory: dict[int, Fault] = {}  # memory that a failed operation was to write to
+
+
+class SegmentRun:
+    """One segment of one replay while it runs: what it has to send."""
+
+    __slots__ = ("buffers", "outgoing", "replay", "size")
+
+    def __init__(self, replay: ReplayState) -> None:
+        self.replay = replay
+        self.outgoing: Outgoing = {}
+        self.size = 0
+        # The buffers of values that were computed in place and not sent yet, by the item that sends them.
+        self.buffers: dict[int, tuple[SameHostSender, SendBuffer]] = {}
+
+    def add(self, task: str, sent: SentValue, frames: list[torch.Tensor]) -> None:
+        """Collect a value for another task."""
+        size = sum([frame.numel() for frame in frames])
+        if self.size > _VERY_LARGE and size > _LARGE:
+            self.flush()
+        items, all_frames = self.outgoing.setdefault(task, ([], []))
+        items.append(sent)
+        all_frames += frames
+        self.size += size
+
+    def flush(self) -> None:
+        """Send what was collected."""
+        if self.outgoing:
+            outgoing, self.outgoing = self.outgoing, {}
+            self.size = 0
+            self.replay.session.exchange.send(outgoing)
+
+    def close(self) -> None:
+        """Send what is left, and free the buffers of messages that could not be sent."""
+        self.flush()
+        for sender, buffer in self.buffers.values():
+            sender.cancel(buffer)
+
+
+# --- messages ---------------------------------------------------------------------------------------------
+def flush(_: Frame, run: SegmentRun) -> None:
+    """Send what was collected."""
     run.flush()
 
 
-def flush_much(_: Frame, run: Run) -> None:
-    """Send it if it is much."""
-    if run.size > MUCH:
+def flush_if_large(_: Frame, run: SegmentRun) -> None:
+    """Send what was collected if it is much."""
+    if run.size > _LARGE:
         run.flush()
 
 
-def set_grad(_: Frame, run: Run) -> None:
+def send_value(item: PlanItem, direct: DirectSend | None = None) -> Call:
+    """Send a value to another task: with a copy, unless it was computed in a send buffer."""
+    slot, task, there, packer = item.inputs[0], item.task, item.there, RepeatedPacker()
+
+    def call(frame: Frame, run: SegmentRun) -> None:
+        replay = run.replay
+        packing, frames = packer.pack(frame[slot], copy=replay.session.exchange.sender_to(task) is None)
+        sent = SentValue(there, replay.turn, packing)
+        if direct is None or not _send_direct(item, direct, sent, frames, run):
+            run.add(task, sent, frames)
+
+    return call
+
+
+def send_parameter(item: PlanItem) -> Call:
+    """Send a value from before the step: without a copy if it lives in a send buffer by now."""
+    slot, task, there, packer = item.inputs[0], item.task, item.there, RepeatedPacker()
+
+    def call(frame: Frame, run: SegmentRun) -> None:
+        replay, tensor = run.replay, frame[slot]
+        sender = replay.session.exchange.sender_to(task)
+        packing, frames = packer.pack(tensor, copy=sender is None)
+        sent = SentValue(there, replay.turn, packing)
+        if sender is None or len(frames) != 1:
+            run.add(task, sent, frames)
+            return
+        storage = replay.values[slot].storage
+        if not send_resident(storage, sender, Parcel(replay.session.client, (sent,)), frames[0]):
+            run.add(task, sent, frames)
+            move_at_next_write(storage, sender, tensor)
+
+    return call
+
+
+def _send_direct(
+    item: PlanItem, direct: DirectSend, sent: SentValue, frames: list[torch.Tensor], run: SegmentRun
+) -> bool:
+    """Send a value that was computed in a buffer; False if it is not there, or not all of it."""
+    sender, buffer = run.buffers.get(item.index, (None, None))
+    if sender is None or buffer is None or frames[0].data_ptr() != buffer.memory.data_ptr():
+        return False
+    if frames[0].numel() != direct.nbytes:
+        return False
+    del run.buffers[item.index]
+    replay = run.replay
+    for slot in direct.slots:
+        if (value := replay.values.get(slot)) is not None:
+            value.storage.on_write = partial(sender.take_back, buffer)
+    sender.send_kept(Parcel(replay.session.client, (sent,)), buffer, direct.nbytes)
+    return True
+
+
+# --- operations -------------------------------------------------------------------------------------------
+def set_grad(_: Frame, run: SegmentRun) -> None:
     """As it was when the step was recorded."""
     set_grad_enabled(True)
 
 
-def set_no_grad(_: Frame, run: Run) -> None:
+def set_no_grad(_: Frame, run: SegmentRun) -> None:
     """As it was when the step was recorded."""
     set_grad_enabled(False)
 
 
-def forgetter(dies: Sequence[int]) -> Call:
-    """Empties slots."""
+def clear(slots: Sequence[int]) -> Call:
+    """Empty slots."""
 
-    def call(frame: Frame, run: Run) -> None:
-        for slot in dies:
+    def call(frame: Frame, run: SegmentRun) -> None:
+        for slot in slots:
             frame[slot] = None
 
     return call
 
 
-def sender(item: Item, berth: Berth | None = None) -> Call:
-    """A value for another task; one that was made in the memory for it is only announced."""
-    slot, task, there, shipping = item.inputs[0], item.task, item.there, Shipping()
+def then_clear(first: Call, slots: Sequence[int]) -> Call:
+    """A call, after which slots are emptied."""
 
-    def call(frame: Frame, run: Run) -> None:
-        replay = run.replay
-        packing, frames = shipping.pack(frame[slot], copy=replay.session.mail.lane(task) is None)
-        sent = Sent(there, replay.turn, packing)
-        if berth is None or not _leave_berth(item, berth, sent, frames, run):
-            run.post(task, sent, frames)
+    def call(frame: Frame, run: SegmentRun) -> None:
+        first(frame, run)
+        for slot in slots:
+            frame[slot] = None
 
     return call
 
 
-def moored_sender(item: Item) -> Call:
-    """A value for another task, which is the same from step to step and only announced if it can be."""
-    slot, task, there, shipping = item.inputs[0], item.task, item.there, Shipping()
+def run_checked(item: PlanItem) -> Call:
+    """An item with all checks."""
+    if item.kernel is None:
+        return send_value(item)
+    kernel, floats = item.kernel, item.floats
 
-    def call(frame: Frame, run: Run) -> None:
-        replay, tensor = run.replay, frame[slot]
-        lane = replay.session.mail.lane(task)
-        packing, frames = shipping.pack(tensor, copy=lane is None)
-        sent = Sent(there, replay.turn, packing)
-        if lane is None or len(frames) != 1:
-            run.post(task, sent, frames)
-            return
-        group = replay.values[slot].group
-        if not announce(group, lane, Parcel(replay.session.client, (sent,)), frames[0]):
-            run.post(task, sent, frames)
-            moor_at_next_write(group, lane, tensor)
-
-    return call
-
-
-def careful(item: Item) -> Call:
-    """An operation with everything checked."""
-    if item.compiled is None:
-        return sender(item)
-    compiled, floats = item.compiled, item.floats
-
-    def call(frame: Frame, run: Run) -> None:
+    def call(frame: Frame, run: SegmentRun) -> None:
         tensors = [frame[slot] for slot in item.inputs]
         for slot, tensor in zip(
-            item.outputs, compiled.call(tensors, floats, run.replay.session.generator), strict=True
+            item.outputs, kernel.call(tensors, floats, run.replay.session.generator), strict=True
         ):
             frame[slot] = tensor
 
     return call
 
 
-def then_forget(first: Call, dies: Sequence[int]) -> Call:
-    """A call that empties slots afterwards."""
-
-    def call(frame: Frame, run: Run) -> None:
-        first(frame, run)
-        for slot in dies:
-            frame[slot] = None
-
-    return call
-
-
-def bare(item: Item, form: Bare, dies: Sequence[int]) -> Call:
-    """The operation itself, its arguments in place; slots that die with it are emptied."""
+def run_bare(item: PlanItem, form: BareCall, frees: Sequence[int]) -> Call:
+    """The operation without checks; the slots of `frees` are emptied afterwards."""
     operation, arguments, kwargs, is_single = form.operation, form.arguments, form.kwargs, form.is_single
     precondition = form.precondition
-    fill = [(position, item.inputs[number]) for position, number in form.holes]
+    fill = [(position, item.inputs[number]) for position, number in form.placeholders]
     outputs = list(zip(item.outputs, form.picks, strict=True))
     only = item.outputs[0] if is_single else 0
 
-    def call(frame: Frame, run: Run) -> None:
+    def call(frame: Frame, run: SegmentRun) -> None:
         args = arguments.copy()
         for position, slot in fill:
             args[position] = frame[slot]
@@ -130,49 +217,33 @@ def bare(item: Item, form: Bare, dies: Sequence[int]) -> Call:
         else:
             for slot, pick in outputs:
                 frame[slot] = returned[pick]
-        for slot in dies:
+        for slot in frees:
             frame[slot] = None
 
     return call
 
 
-def berthed(item: Item, form: Bare, dies: Sequence[int], berth: Berth) -> Call:
-    """The operation in the form that writes to memory it is given, if the lane has some for it."""
-    made, send = item.outputs[0], berth.send
-    fill = [(position, item.inputs[number]) for position, number in form.holes]
-    ordinary = bare(item, form, dies)
+def run_into_buffer(item: PlanItem, form: BareCall, frees: Sequence[int], direct: DirectSend) -> Call:
+    """The operation in the form that writes to given memory, if the sender has a buffer for it."""
+    made, send = item.outputs[0], direct.send
+    fill = [(position, item.inputs[number]) for position, number in form.placeholders]
+    ordinary = run_bare(item, form, frees)
 
-    def call(frame: Frame, run: Run) -> None:
-        lane = run.replay.session.mail.lane(send.task)
-        slot = None if lane is None else lane.berth(berth.nbytes)
-        if lane is None or slot is None:
+    def call(frame: Frame, run: SegmentRun) -> None:
+        sender = run.replay.session.exchange.sender_to(send.task)
+        buffer = None if sender is None else sender.reserve(direct.nbytes)
+        if sender is None or buffer is None:
             ordinary(frame, run)
             return
-        run.berths[send.index] = (lane, slot)
+        run.buffers[send.index] = (sender, buffer)
         args = form.arguments.copy()
-        for position, number in fill:
-            args[position] = frame[number]
+        for position, slot in fill:
+            args[position] = frame[slot]
         if form.precondition is not None:
             form.precondition(*args, **form.kwargs)
-        out = slot.tensor(berth.dtype, berth.shape, berth.stride)
-        frame[made] = berth.operation(*args, **form.kwargs, out=out)
-        for number in dies:
-            frame[number] = None
+        out = buffer.tensor(direct.dtype, direct.shape, direct.stride)
+        frame[made] = direct.operation(*args, **form.kwargs, out=out)
+        for slot in frees:
+            frame[slot] = None
 
     return call
-
-
-def _leave_berth(item: Item, berth: Berth, sent: Sent, frames: list[torch.Tensor], run: Run) -> bool:
-    """Announce what was made in its berth; False if that is not where it is, or not all of it."""
-    lane, slot = run.berths.get(item.index, (None, None))
-    if lane is None or slot is None or frames[0].data_ptr() != slot.memory.data_ptr():
-        return False
-    if frames[0].numel() != berth.nbytes:
-        return False
-    del run.berths[item.index]
-    replay = run.replay
-    for number in berth.slots:
-        if (value := replay.values.get(number)) is not None:
-            value.group.on_write = partial(lane.take_back, slot)
-    lane.send_berth(Parcel(replay.session.client, (sent,)), slot, berth.nbytes)
-    return True

@@ -1,7 +1,7 @@
-"""A segment of a captured step, made ready: a list of calls that one thread makes, one after the other.
+"""Runs one segment of a captured step: a list of calls that one thread makes in order.
 
-The first few times each call is checked and timed; after that it is the bare operation with its arguments in
-place. What goes wrong in the middle does not stop a row: what does not depend on it is done, as ever.
+The first few times each call is checked and timed; after that it is the bare operation. An error does not
+stop a segment: all that does not depend on it still runs.
 """
 
 from __future__ import annotations
@@ -10,54 +10,52 @@ import time
 from collections.abc import Sequence
 
 from argosy.protocol.remote_work import Fault
-from argosy.protocol.remote_work import Item as Sent
-from argosy.remote.operations.kernel import HEAVY, Compiled
-from argosy.remote.plan.dependencies import Analysis, Segment
-from argosy.remote.plan.direct_sends import Berth, find_berths
-from argosy.remote.plan.items import Item
+from argosy.protocol.remote_work import Item as SentValue
+from argosy.remote.operations.kernel import HEAVY, Kernel
+from argosy.remote.plan.dependencies import Dependencies, PlanItem
+from argosy.remote.plan.direct_sends import DirectSend, find_direct_sends, may_reside
 from argosy.remote.plan.priorities import QUICK
+from argosy.remote.plan.segments import Segment
 from argosy.remote.task import segment_calls as calls
-from argosy.remote.task.resident_parameters import may_moor
-from argosy.remote.task.runs import Call, Frame, Replay, Run
+from argosy.remote.task.segment_calls import Call, Frame, ReplayState, SegmentRun
 
-# So many times a row is checked and timed.
+# The number of runs in which a segment is checked and timed.
 _TRIALS = 3
 
 
-class Row:
-    """See the module. A replay runs it once; replays that could meet in it come one after another."""
+class SegmentExecutor:
+    """Each replay runs it once; replays that both use it run one after the other."""
 
-    def __init__(self, analysis: Analysis, segment: Segment, costs: list[float], is_known: bool) -> None:
+    def __init__(self, step: Dependencies, segment: Segment, costs: list[float], is_measured: bool) -> None:
         self.segment = segment
         self.runs = 0  # without checks; an operation that is checked counts itself
-        self.counted: list[str] = []  # what such a run has run
-        self.heavy = False  # worth a thread beside others
-        self._analysis = analysis
-        self._memory_of = [slot.memory for slot in analysis.slots]
-        outside = (*analysis.externals.values(), *(slot for _, _, slot in analysis.parcels))
-        came_in = {self._memory_of[slot]: slot for slot in outside}
-        self._altered = [came_in[memory] for memory in segment.alters if memory in came_in]
+        self.counted: list[str] = []  # the operations of such a run
+        self.heavy = False  # worth a thread of its own
+        self._step = step
+        self._memory_of = [slot.memory for slot in step.slots]
+        from_outside = step.from_outside
+        self._written = [from_outside[memory] for memory in segment.writes if memory in from_outside]
         self._costs = costs
-        self._trials_left = 0 if is_known else _TRIALS
-        self._careful = [calls.careful(item) for item in segment.items]
+        self._trials_left = 0 if is_measured else _TRIALS
+        self._checked = [calls.run_checked(item) for item in segment.items]
         self._calls: list[Call] = []
-        self._owners: list[int] = []  # of each call, the item that it belongs to
+        self._owners: list[int] = []  # of each call, the position of its item
         self._build()
 
     @property
-    def is_known(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether its calls have been checked and timed."""
         return not self._trials_left
 
     def _build(self) -> None:
-        """The calls: what waits to be sent leaves before it is written to, before what takes very long, and
-        if it is much before what takes long.
+        """Make the calls. What was collected is sent before it is written to, before a heavy operation, and,
+        if it is much, before an operation that is not quick.
         """
         self._calls, self._owners, self.counted = [], [], []
-        berths = find_berths(self._analysis) if self.is_known else {}
+        direct_sends = find_direct_sends(self._step) if self.is_measured else {}
         cost = sum(self._costs[item.index] for item in self.segment.items)
-        self.heavy = self.is_known and cost > HEAVY
-        leaving = {berth.send.index: berth for berth in berths.values()}
+        self.heavy = self.is_measured and cost > HEAVY
+        by_message = {direct.send.index: direct for direct in direct_sends.values()}
         waiting: set[int] = set()
         grad: bool | None = None
 
@@ -66,74 +64,76 @@ class Row:
             self._owners.append(position)
 
         for position, item in enumerate(self.segment.items):
-            dies = self.segment.dies.get(position, ())
-            if item.compiled is None:
-                # What this row goes on to write to would have to be taken back before anybody has read it.
-                stays = self._memory_of[item.inputs[0]] not in self.segment.alters
-                if self.is_known and stays and may_moor(self._analysis, item):
-                    add(calls.moored_sender(item))
+            frees = self.segment.frees.get(position, ())
+            if item.kernel is None:
+                # A parameter that this segment goes on to write to would be taken back before it is read.
+                stays = self._memory_of[item.inputs[0]] not in self.segment.writes
+                if self.is_measured and stays and may_reside(self._step, item):
+                    add(calls.send_parameter(item))
                 else:
-                    add(calls.sender(item, leaving.get(item.index)))
+                    add(calls.send_value(item, by_message.get(item.index)))
                 waiting.add(self._memory_of[item.inputs[0]])
-                if dies:
-                    add(calls.forgetter(dies))
+                if frees:
+                    add(calls.clear(frees))
                 continue
             written = {self._memory_of[slot] for slot in item.writes}
-            if written & waiting or (waiting and self.is_known and self._costs[item.index] > HEAVY):
+            if written & waiting or (waiting and self.is_measured and self._costs[item.index] > HEAVY):
                 add(calls.flush)
                 waiting.clear()
-            elif waiting and (not self.is_known or self._costs[item.index] > QUICK):
-                add(calls.flush_much)
-            if item.compiled.grad is not grad:
-                grad = item.compiled.grad
+            elif waiting and (not self.is_measured or self._costs[item.index] > QUICK):
+                add(calls.flush_if_large)
+            if item.kernel.grad is not grad:
+                grad = item.kernel.grad
                 add(calls.set_grad if grad else calls.set_no_grad)
-            if not self.is_known:
-                add(self._careful[position])
+            if not self.is_measured:
+                add(self._checked[position])
             else:
-                add(self._operation(item, item.compiled, dies, berths.get(item.index)))
+                add(self._operation(item, item.kernel, frees, direct_sends.get(item.index)))
 
-    def _operation(self, item: Item, compiled: Compiled, dies: Sequence[int], berth: Berth | None) -> Call:
-        bare = compiled.bare(item.floats)
+    def _operation(
+        self, item: PlanItem, kernel: Kernel, frees: Sequence[int], direct: DirectSend | None
+    ) -> Call:
+        bare = kernel.bare(item.floats)
         if bare is None:
-            return calls.then_forget(calls.careful(item), dies)
-        self.counted.append(compiled.name)
-        if berth is not None and bare.is_single:
-            return calls.berthed(item, bare, dies, berth)
-        return calls.bare(item, bare, dies)
+            return calls.then_clear(calls.run_checked(item), frees)
+        self.counted.append(kernel.name)
+        if direct is not None and bare.is_single:
+            return calls.run_into_buffer(item, bare, frees, direct)
+        return calls.run_bare(item, bare, frees)
 
-    def run(self, replay: Replay) -> None:
-        """Do it all; what others may see of it is there afterwards."""
-        run, frame = Run(replay), replay.frame
+    def run(self, replay: ReplayState) -> None:
+        """Run the segment, and publish the values that are visible outside."""
+        run, frame = SegmentRun(replay), replay.frame
         self._load(replay)
         position, begin = 0, 0
-        if replay.faults or replay.spoilt:
-            self._limp(replay, run, 0)
+        if replay.faults or replay.failed_memory:
+            self._run_unaffected(replay, run, 0)
         else:
             try:
                 if self._trials_left:
-                    self._try_out(frame, run)
+                    self._run_trial(frame, run)
                 else:
                     for call in self._calls:
                         call(frame, run)
                         position += 1
                     self.runs += 1
-            except _Failed as failed:
+            except _CallFailed as failed:
                 begin = self._fail(replay, failed.position, failed.error)
             except Exception as error:
                 begin = self._fail(replay, position, error)
             if begin:
-                self._limp(replay, run, begin)
+                self._run_unaffected(replay, run, begin)
         run.close()
         self._publish(replay)
 
-    def _try_out(self, frame: Frame, run: Run) -> None:
+    def _run_trial(self, frame: Frame, run: SegmentRun) -> None:
         spent = [0.0] * len(self.segment.items)
         for position, call in enumerate(self._calls):
             began = time.perf_counter()
             try:
                 call(frame, run)
             except Exception as error:
-                raise _Failed(position, error) from None
+                raise _CallFailed(position, error) from None
             spent[self._owners[position]] = time.perf_counter() - began
         first = self._trials_left == _TRIALS
         for item, seconds in zip(self.segment.items, spent, strict=True):
@@ -142,68 +142,70 @@ class Row:
         if not self._trials_left:
             self._build()
 
-    def _load(self, replay: Replay) -> None:
+    def _load(self, replay: ReplayState) -> None:
         frame, values = replay.frame, replay.values
         for slot in self.segment.loads:
             value = values[slot]
-            fault = value.fault or value.group.fault
+            fault = value.fault or value.storage.fault
             if fault is not None:
                 replay.faults[slot] = fault
             frame[slot] = value.tensor
-        for slot in self._altered:
-            values[slot].group.before_writing()
-        for slot in self.segment.takes:
-            values[slot].tensor = None  # what was lent for it goes back when this row is done with it
+        for slot in self._written:
+            values[slot].storage.before_writing()
+        for slot in self.segment.releases:
+            values[slot].tensor = None  # its borrowed buffer is acknowledged as soon as this segment is done
 
-    def _publish(self, replay: Replay) -> None:
+    def _publish(self, replay: ReplayState) -> None:
         values, frame = replay.values, replay.frame
         for slot in self.segment.makes:
             if (value := values.get(slot)) is not None:
                 value.tensor = frame[slot]
                 value.fault = replay.faults.get(slot)
-        if replay.spoilt:
+        if replay.failed_memory:
             for slot, value in values.items():
-                if (fault := replay.spoilt.get(self._memory_of[slot])) is not None:
-                    value.group.fault = fault
+                if (fault := replay.failed_memory.get(self._memory_of[slot])) is not None:
+                    value.storage.fault = fault
 
-    # --- when something is wrong --------------------------------------------------------------------------
-    def _fail(self, replay: Replay, position: int, error: Exception) -> int:
-        """Note what a call's exception spoils; the position of the next item."""
+    # --- after an error -----------------------------------------------------------------------------------
+    def _fail(self, replay: ReplayState, position: int, error: Exception) -> int:
+        """Record the exception of a call; returns the position of the next item."""
         owner = self._owners[position]
-        item = self.segment.items[owner]
-        name = "send" if item.compiled is None else item.compiled.name
-        self._spoil(replay, item, replay.session.faults.add(name, item.site, error))
+        self._add_fault(replay, self.segment.items[owner], error)
         return owner + 1
 
-    def _spoil(self, replay: Replay, item: Item, fault: Fault) -> None:
+    def _add_fault(self, replay: ReplayState, item: PlanItem, error: Exception) -> None:
+        name = "send" if item.kernel is None else item.kernel.name
+        self._mark_failed(replay, item, replay.session.faults.add(name, item.site, error))
+
+    def _mark_failed(self, replay: ReplayState, item: PlanItem, fault: Fault) -> None:
         for slot in item.outputs:
             replay.faults[slot] = fault
         for slot in item.writes:
-            replay.spoilt[self._memory_of[slot]] = fault
+            replay.failed_memory[self._memory_of[slot]] = fault
 
-    def _limp(self, replay: Replay, run: Run, begin: int) -> None:
-        """From an item on, do what depends on nothing that is wrong."""
-        run.flush()  # what waits to be sent may be written to next, and no call that flushes is made here
-        for item, call in zip(self.segment.items[begin:], self._careful[begin:], strict=True):
-            wrong = [
-                replay.faults.get(slot) or replay.spoilt.get(self._memory_of[slot]) for slot in item.inputs
-            ]
-            fault = next((each for each in wrong if each is not None), None)
+    def _run_unaffected(self, replay: ReplayState, run: SegmentRun, begin: int) -> None:
+        """From an item on, run all that depends on no failed value."""
+        run.flush()  # what was collected may be written to next, and none of the calls below flushes it
+        for item, call in zip(self.segment.items[begin:], self._checked[begin:], strict=True):
+            faults = (
+                replay.faults.get(slot) or replay.failed_memory.get(self._memory_of[slot])
+                for slot in item.inputs
+            )
+            fault = next((each for each in faults if each is not None), None)
             if fault is not None:
-                if item.compiled is None:
-                    run.post(item.task, Sent(item.there, replay.turn, None, fault), [])
+                if item.kernel is None:
+                    run.add(item.task, SentValue(item.there, replay.turn, None, fault), [])
                 else:
-                    self._spoil(replay, item, fault)
+                    self._mark_failed(replay, item, fault)
                 continue
             try:
                 call(replay.frame, run)
                 run.flush()
             except Exception as error:
-                name = "send" if item.compiled is None else item.compiled.name
-                self._spoil(replay, item, replay.session.faults.add(name, item.site, error))
+                self._add_fault(replay, item, error)
 
 
-class _Failed(Exception):
+class _CallFailed(Exception):
     """The call at this position has raised."""
 
     def __init__(self, position: int, error: Exception) -> None:

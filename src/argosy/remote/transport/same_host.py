@@ -1,10 +1,10 @@
-"""The short way between processes of one machine: a Unix socket for words, shared memory for tensors.
+"""Connections between processes of one host: a Unix socket for headers, shared memory for tensors.
 
-The name of the socket follows from the task's port, so a peer at a loopback address is found without asking;
-the kernel says whose process is at the other end. Each session has connections of its own, which its own
-thread reads: what comes is not handed from thread to thread. A message is what it is on the network, with the
-sizes of its parts before it; its tensors lie in a slot of sealed memory, which is lent to the receiver until
-it needs them no more.
+The socket's name follows from the task's port, so a task at a loopback address is found without asking; the
+kernel tells which user's process is at the other end. Each session has its own connections, and its own
+thread reads them, so that no message passes from thread to thread. A message is as on the network, preceded
+by the sizes of its parts; its tensors lie in a buffer of sealed memory, which the receiver borrows while it
+reads them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.protocol.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.protocol.header import Header
-from argosy.remote.transport.borrowed_buffers import Lender
-from argosy.remote.transport.send_buffers import ACK, Slot, Slots
+from argosy.remote.transport.borrowed_buffers import PeerBuffer
+from argosy.remote.transport.send_buffers import ACK, SendBuffer, SendBufferPool
 from argosy.shared_memory import passing
 from argosy.shared_memory.region import Region, offsets_of
 from argosy.wire.message import Message, decode, encode
 from argosy.wire.tensors import bytes_of
 
-# How many parts, the slot (-1: the tensors follow in the socket), and whether its memory comes with this
-# message.
+# The number of parts, the buffer (-1: the tensors follow in the socket), and whether the buffer's memory
+# travels with this message.
 _HEAD = struct.Struct("<IiB")
-# The first bytes of a connection: which way it goes, and whose session it is for.
+# The first bytes of a connection: its direction, and the client whose session it belongs to.
 _CLIENT = 32
 TO_TASK, FROM_TASK = b">", b"<"
-# Less than this is not worth a slot.
+# Fewer bytes than this travel in the socket.
 _SMALL = 16 * 1024
-# With so much under way, a task waits for the receiver, in bytes.
+# With this many bytes unread, a task waits for the receiver.
 MOST = 256 * 2**20
-# What is read at once.
+# The bytes of one read.
 _GULP = 256 * 1024
 
 
@@ -48,22 +48,22 @@ def _name(port: int) -> str:
     return f"argosy-lane-{os.getuid()}-{port}"
 
 
-class LaneListener:
-    """A task's end: peers of this machine connect to it."""
+class SameHostListener:
+    """Where clients and tasks of this host connect to a task."""
 
     def __init__(self, port: int) -> None:
         self._server = passing.listen(_name(port), socket.SOCK_STREAM)
 
     def fileno(self) -> int:
-        """Readable when somebody connects."""
+        """Readable when there is a new connection."""
         return self._server.fileno()
 
     def accept(self) -> tuple[bytes, str, socket.socket] | None:
-        """A new connection: which way it goes, and the client whose it is. None for a stranger's."""
+        """A new connection: its direction and its client. None for a process of another user."""
         with contextlib.suppress(OSError):
             sock = passing.accept(self._server)
             if sock is not None:
-                sock.settimeout(1.0)  # they are sent at once, by a task that is one of ours
+                sock.settimeout(1.0)  # the process is ours and sends them at once
                 words = sock.recv(1 + _CLIENT, socket.MSG_WAITALL)
                 sock.setblocking(False)
                 if len(words) == 1 + _CLIENT:
@@ -72,14 +72,14 @@ class LaneListener:
         return None
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more connections."""
         self._server.close()
 
 
 def connect(address: Address, way: bytes, client: str) -> socket.socket:
-    """A connection for a client's session on a task; an OSError if there is no such task on this machine."""
+    """Connect to a client's session on a task; an OSError if there is no such task on this host."""
     if not address.is_loopback:
-        raise OSError("not on this machine")
+        raise OSError("not on this host")
     sock = passing.connect(_name(address.port), socket.SOCK_STREAM)
     try:
         sock.sendall(way + client.encode()[:_CLIENT].ljust(_CLIENT))
@@ -90,12 +90,12 @@ def connect(address: Address, way: bytes, client: str) -> socket.socket:
     return sock
 
 
-class Lane:
-    """A sender's end.
+class SameHostSender:
+    """Sends messages; any thread may.
 
-    Any thread may send. `on_full` is called while the receiver takes nothing, with the socket that is waited
-    for: whoever also receives must go on doing so, as the other end may be waiting for just that. Beyond
-    `most` bytes under way, a sender waits.
+    `on_full` is called with the socket while the receiver reads nothing. It must keep reading what comes to
+    this process, because the other end may be waiting for that. With more than `most` bytes unread, `send`
+    waits.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Lane:
         self._lock = threading.Lock()
         self._on_full = on_full
         self._sock = sock
-        self._slots = Slots(sock, on_full, most)
+        self._buffers = SendBufferPool(sock, on_full, most)
 
     def send(self, header: Header, frames: Sequence[torch.Tensor]) -> None:
-        """Send; the frames are no longer needed when this returns. A peer that has gone is passed over."""
+        """Send; the frames may change when this returns. Nothing happens if the receiver has gone."""
         sizes = [frame.numel() for frame in frames]
         words = _words(header, sizes)
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -116,66 +116,67 @@ class Lane:
                 self._send(_HEAD.pack(1 + len(sizes), -1, 0) + words + body)
                 return
             offsets, size = offsets_of(sizes)
-            slot = self._slots.take(size)
+            buffer = self._buffers.take(size)
             for frame, offset, length in zip(frames, offsets, sizes, strict=True):
-                slot.memory[offset : offset + length].copy_(frame)
-            self._send_slot(slot, 1 + len(sizes), words)
+                buffer.memory[offset : offset + length].copy_(frame)
+            self._send_buffer(buffer, 1 + len(sizes), words)
 
-    def berth(self, size: int) -> Slot | None:
-        """Memory to make a tensor of this size in, for `send_berth` or `give_up`. None: there is none, the
-        peer has gone, or one was taken back: whoever writes to such tensors is better off with memory of its
-        own.
+    def reserve(self, size: int) -> SendBuffer | None:
+        """A buffer in which to compute a tensor of this size, for `send_kept` or `cancel`. None if there is
+        no room, the receiver has gone, or such a tensor was written to before the receiver had read it.
         """
-        return None if self._slots.spoilt else self.home(size)
+        return None if self._buffers.revoked else self.reserve_resident(size)
 
-    def home(self, size: int) -> Slot | None:
-        """Memory for a tensor of this size to live in; see `berth`."""
+    def reserve_resident(self, size: int) -> SendBuffer | None:
+        """A buffer for a tensor of this size to live in; None if there is no room or no receiver."""
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            return self._slots.take_berth(size)
+            return self._buffers.take_to_keep(size)
         return None
 
-    def send_berth(self, header: Header, berth: Slot, size: int) -> None:
-        """Send what was made there. It may be read as before, and written to after `take_back`."""
-        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._send_slot(berth, 2, _words(header, [size]))
-
-    def lend(self, header: Header, berth: Slot, size: int) -> bool:
-        """Send what lies in a slot once more; False if the receiver has not given it back, or it was taken
-        back. It may be written to after `reclaim`.
+    def send_kept(self, header: Header, buffer: SendBuffer, size: int) -> None:
+        """Send the tensor that was computed in a buffer. It may still be read; before a write, call
+        `take_back`.
         """
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if not self._slots.retake(berth):
+            self._send_buffer(buffer, 2, _words(header, [size]))
+
+    def send_again(self, header: Header, buffer: SendBuffer, size: int) -> bool:
+        """Send the tensor that lives in a buffer again; False if the receiver still reads the buffer, or it
+        was taken back. Before a write, call `reclaim`.
+        """
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if not self._buffers.retake(buffer):
                 return False
-            self._send_slot(berth, 2, _words(header, [size]))
+            self._send_buffer(buffer, 2, _words(header, [size]))
         return True
 
-    def reclaim(self, berth: Slot) -> bool:
-        """What was sent from a slot is about to be written to: take it back, unless it was given back.
-        Whether it had to be.
+    def reclaim(self, buffer: SendBuffer) -> bool:
+        """Before a write to the tensor in a buffer: take the memory back if the receiver still reads it, and
+        return whether it did.
         """
         with self._lock:
-            with contextlib.suppress(OSError):  # the lane may have been closed since
-                self._slots.hear()
-            if berth.busy:
-                berth.take_back()
-            return berth.busy
+            with contextlib.suppress(OSError):  # the connection may have been closed since
+                self._buffers.read_acknowledgements()
+            if buffer.busy:
+                buffer.take_back()
+            return buffer.busy
 
-    def take_back(self, berth: Slot) -> None:
-        """As `reclaim`; if it had to be, nothing else is made in slots."""
-        if self.reclaim(berth):
-            self._slots.spoilt = True
+    def take_back(self, buffer: SendBuffer) -> None:
+        """As `reclaim`; if the receiver still read it, no more tensors are computed in buffers."""
+        if self.reclaim(buffer):
+            self._buffers.revoked = True
 
-    def give_up(self, berth: Slot) -> None:
-        """Nothing is sent from there, for the time being."""
+    def cancel(self, buffer: SendBuffer) -> None:
+        """Nothing is sent from a buffer for now."""
         with self._lock:
-            berth.busy = False
+            buffer.busy = False
 
-    def _send_slot(self, slot: Slot, count: int, words: bytes) -> None:
-        head = _HEAD.pack(count, slot.number, slot.descriptor is not None)
-        if slot.descriptor is None:
+    def _send_buffer(self, buffer: SendBuffer, count: int, words: bytes) -> None:
+        head = _HEAD.pack(count, buffer.number, buffer.descriptor is not None)
+        if buffer.descriptor is None:
             self._send(head + words)
             return
-        descriptor, slot.descriptor = slot.descriptor, None
+        descriptor, buffer.descriptor = buffer.descriptor, None
         try:
             while True:
                 try:
@@ -196,9 +197,9 @@ class Lane:
                 self._on_full(self._sock, True)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._sock.close()
-        self._slots.close()
+        self._buffers.close()
 
 
 def _words(header: Header, sizes: Sequence[int]) -> bytes:
@@ -208,21 +209,21 @@ def _words(header: Header, sizes: Sequence[int]) -> bytes:
     return struct.pack(f"<{1 + len(sizes)}Q", len(words), *sizes) + words
 
 
-class Inlet:
-    """A receiver's end, read by one thread, which never waits in the middle of a message."""
+class SameHostReceiver:
+    """Receives messages. One thread reads it, and never waits in the middle of a message."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._data = bytearray()
         self._descriptors: deque[int] = deque()
-        self._lenders: dict[int, Lender] = {}
+        self._peer_buffers: dict[int, PeerBuffer] = {}
 
     def fileno(self) -> int:
-        """Readable when there is something to take."""
+        """Readable when something has come."""
         return self._sock.fileno()
 
     def take(self) -> Iterator[Message[Header]]:
-        """The messages that have come. EOFError: no more will; a WireError: nothing that may be believed."""
+        """The messages that have come. EOFError: the sender has gone; WireError: what came is not valid."""
         try:
             data, descriptors = passing.receive(self._sock, _GULP, 16)
         except BlockingIOError:
@@ -237,11 +238,11 @@ class Inlet:
             yield message
 
     def _next(self) -> Message[Header] | None:
-        """The first message of what was read, if it is whole."""
+        """The first message that was read, if it is complete."""
         data = self._data
         if len(data) < _HEAD.size:
             return None
-        count, slot, new = _HEAD.unpack_from(data)
+        count, buffer, new = _HEAD.unpack_from(data)
         if not 1 <= count <= MAX_FRAMES + 1:
             raise WireError(f"message: expected at most {MAX_FRAMES} frames, got {count}")
         begin = _HEAD.size + 8 * count
@@ -250,48 +251,48 @@ class Inlet:
         sizes: tuple[int, ...] = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
         if sizes[0] > MAX_HEADER_BYTES or any(size > MAX_FRAME_BYTES for size in sizes[1:]):
             raise WireError("message: larger than it may be")
-        end = begin + (sizes[0] if slot >= 0 else sum(sizes))
+        end = begin + (sizes[0] if buffer >= 0 else sum(sizes))
         if len(data) < end:
             return None
         with memoryview(data) as view:
             header = decode([bytes(view[begin : begin + sizes[0]])]).header
-            if slot >= 0:
-                tensors = self._lender(slot, bool(new)).lend(sizes[1:])
+            if buffer >= 0:
+                tensors = self._peer_buffer(buffer, bool(new)).borrow(sizes[1:])
             else:
                 tensors = list(_copied(view[begin + sizes[0] : end], sizes[1:]))
-        # Not cut in place: a thread that walks all objects may hold a view of it for a moment longer.
+        # A new bytearray: a thread that walks all objects may hold a view of the old one for a moment.
         self._data = data[end:]
         return Message(header, tensors)
 
-    def _lender(self, slot: int, new: bool) -> Lender:
+    def _peer_buffer(self, buffer: int, new: bool) -> PeerBuffer:
         if new:
             if not self._descriptors:
-                raise WireError("message: expected memory with it")
+                raise WireError("message: expected a descriptor of shared memory with it, got none")
             descriptor = self._descriptors.popleft()
             try:
                 region = Region.open(descriptor)
             finally:
                 os.close(descriptor)
-            self._lenders[slot] = Lender(region, lambda: self._give_back(slot))
-        if slot not in self._lenders:
-            raise WireError(f"message: expected memory that is known, got slot {slot}")
-        return self._lenders[slot]
+            self._peer_buffers[buffer] = PeerBuffer(region, lambda: self._acknowledge(buffer))
+        if buffer not in self._peer_buffers:
+            raise WireError(f"message: expected a known buffer, got {buffer}")
+        return self._peer_buffers[buffer]
 
-    def _give_back(self, slot: int) -> None:
-        """Four bytes: a socket has room for them, or its other end has long stopped to read."""
+    def _acknowledge(self, buffer: int) -> None:
+        """Four bytes: the socket has room for them unless the sender stopped reading long ago."""
         with contextlib.suppress(OSError):
-            self._sock.send(ACK.pack(slot))
+            self._sock.send(ACK.pack(buffer))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._sock.close()
         passing.close_all(self._descriptors)
         self._descriptors.clear()
-        self._lenders.clear()
+        self._peer_buffers.clear()
 
 
 def _copied(view: memoryview, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
-    """Frames that came in the socket, in torch's own memory, which is aligned as its kernels like it."""
+    """Frames that came in the socket, in memory of torch, which is aligned for its kernels."""
     first = 0
     for size in sizes:
         tensor = torch.empty(size, dtype=torch.uint8)

@@ -1,8 +1,8 @@
-"""The memory of a lane's sender: slots for one message each, which the receiver gives back.
+"""A sender's shared memory: a pool of buffers, each for one message at a time.
 
-The number of a slot is its name on the lane; its memory goes to the receiver with the first message in it.
-A tensor of this process may lie in a slot too, as it was made there in order to be sent: the slot waits for
-the end of both.
+A buffer is known to the receiver by its number. Its memory travels with the first message in it, and the
+receiver acknowledges every message that it has finished reading. A tensor of this process may also live in a
+buffer, because it was computed there to be sent: the buffer is free again when both are done with it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from argosy.shared_memory.region import Region
 
 ACK = struct.Struct("<I")
-# So much may be held by tensors of this process, in bytes: slots stay, memory of torch's own comes back.
+# Tensors of this process may hold this many bytes of buffers, which, unlike torch's memory, are never freed.
 _MOST_HELD = 64 * 2**20
 
 
-class Slot:
-    """Memory for one message at a time. `descriptor`: of memory that the receiver has not been given yet."""
+class SendBuffer:
+    """Memory for one message at a time. `descriptor`: set until the receiver has been given the memory."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.region, descriptor = Region.create(size)
         self.descriptor: int | None = descriptor
         self.memory = self.region.everything()
-        self.busy = True  # it is being filled, or the receiver has it
+        self.busy = True  # it is being filled, or the receiver reads it
         self.held = False  # by a tensor of this process
         self.retired = False
 
@@ -42,18 +42,18 @@ class Slot:
 
     @property
     def over(self) -> bool:
-        """Whether nobody has to do with it any more: its number may be given to another."""
+        """Whether it is no longer in use, so that its number may go to another buffer."""
         return self.retired and not (self.busy or self.held)
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-        """A tensor in here, without gaps; it holds the slot for as long as it, or a view of it, lives."""
-        buffer = self.region.buffer(self.region.size, _Hold(self))
-        flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape))
+        """A dense tensor in this memory; it holds the buffer for as long as it, or a view of it, lives."""
+        array = self.region.buffer(self.region.size, _Hold(self))
+        flat = torch.frombuffer(array, dtype=dtype, count=math.prod(shape))
         return flat.as_strided(shape, stride)
 
     def take_back(self) -> None:
-        """From now on the tensor in here has its memory to itself: the receiver goes on with what it was
-        sent, and no message comes in here any more.
+        """Give the tensor in here private memory: the receiver keeps what it was sent, and the buffer carries
+        no more messages.
         """
         if not self.retired:
             self.retired = True
@@ -61,21 +61,21 @@ class Slot:
 
 
 class _Hold:
-    """Lives as long as the tensor in a slot."""
+    """Lives as long as the tensor in a buffer."""
 
-    __slots__ = ("_region", "_slot")
+    __slots__ = ("_buffer", "_region")
 
-    def __init__(self, slot: Slot) -> None:
-        slot.held = True
-        self._slot = slot
-        self._region = slot.region  # mapped for as long as somebody reads it
+    def __init__(self, buffer: SendBuffer) -> None:
+        buffer.held = True
+        self._buffer = buffer
+        self._region = buffer.region  # stays mapped for as long as the tensor lives
 
     def __del__(self) -> None:
-        self._slot.held = False
+        self._buffer.held = False
 
 
-class Slots:
-    """All that a sender has; not thread-safe."""
+class SendBufferPool:
+    """All buffers of a sender; not thread-safe."""
 
     def __init__(
         self, sock: socket.socket, on_full: Callable[[socket.socket, bool], None], most: float
@@ -83,41 +83,41 @@ class Slots:
         self._sock = sock
         self._on_full = on_full
         self._most = most
-        self._slots: list[Slot] = []
+        self._buffers: list[SendBuffer] = []
         self._acks = b""
-        self.spoilt = False  # somebody writes to what was made in a slot, while the receiver reads it
+        self.revoked = False  # a tensor in a buffer was written to while the receiver still read it
 
-    def take(self, size: int) -> Slot:
-        """A slot of this size that nobody reads; with too much under way, when the receiver gives some back.
-        BrokenPipeError: it never will.
+    def take(self, size: int) -> SendBuffer:
+        """A free buffer of this size. With too many bytes unread, it waits for the receiver; a
+        BrokenPipeError says that the receiver has gone.
         """
-        self.hear()
-        while sum([slot.region.size for slot in self._slots if slot.busy]) > self._most:
+        self.read_acknowledgements()
+        while sum([buffer.region.size for buffer in self._buffers if buffer.busy]) > self._most:
             self._on_full(self._sock, False)
-            self.hear()
-        for slot in self._slots:
-            if slot.free and size <= slot.region.size <= 4 * size:
-                slot.busy = True
-                return slot
-        number = next((slot.number for slot in self._slots if slot.over), len(self._slots))
-        self._slots[number : number + 1] = [Slot(number, size)]
-        return self._slots[number]
+            self.read_acknowledgements()
+        for buffer in self._buffers:
+            if buffer.free and size <= buffer.region.size <= 4 * size:
+                buffer.busy = True
+                return buffer
+        number = next((buffer.number for buffer in self._buffers if buffer.over), len(self._buffers))
+        self._buffers[number : number + 1] = [SendBuffer(number, size)]
+        return self._buffers[number]
 
-    def take_berth(self, size: int) -> Slot | None:
-        """One for a tensor of this process; None if too much is held."""
-        held = sum([slot.region.size for slot in self._slots if slot.held])
+    def take_to_keep(self, size: int) -> SendBuffer | None:
+        """A buffer for a tensor of this process; None if such tensors hold too many bytes."""
+        held = sum([buffer.region.size for buffer in self._buffers if buffer.held])
         return None if held + size > _MOST_HELD else self.take(size)
 
-    def retake(self, slot: Slot) -> bool:
-        """Whether a slot that is held here may be sent once more."""
-        self.hear()
-        if slot.busy or slot.retired:
+    def retake(self, buffer: SendBuffer) -> bool:
+        """Take a buffer in which a tensor lives for another message; False if the receiver still reads it."""
+        self.read_acknowledgements()
+        if buffer.busy or buffer.retired:
             return False
-        slot.busy = True
+        buffer.busy = True
         return True
 
-    def hear(self) -> None:
-        """What the receiver has given back."""
+    def read_acknowledgements(self) -> None:
+        """Free the buffers that the receiver has finished reading."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = self._sock.recv(4096)
@@ -128,13 +128,13 @@ class Slots:
                     break
         whole = len(self._acks) // ACK.size * ACK.size
         for (number,) in ACK.iter_unpack(self._acks[:whole]):
-            if number < len(self._slots):
-                self._slots[number].busy = False
+            if number < len(self._buffers):
+                self._buffers[number].busy = False
         self._acks = self._acks[whole:]
 
     def close(self) -> None:
-        """Let go of the memory."""
-        for slot in self._slots:
-            if slot.descriptor is not None:
-                os.close(slot.descriptor)
-        self._slots.clear()
+        """Free the memory."""
+        for buffer in self._buffers:
+            if buffer.descriptor is not None:
+                os.close(buffer.descriptor)
+        self._buffers.clear()

@@ -1,6 +1,6 @@
-"""Tensors as raw bytes and back: of any dtype, with their strides where the elements lie densely.
+"""Tensors as raw bytes and back, of any dtype. Dense tensors keep their strides.
 
-The frames of a message are bytes (`uint8`), cut where the wire's limit on a frame demands it.
+The frames of a message are bytes (`uint8`); a tensor beyond the wire's limit takes several.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from argosy.protocol.frames import MAX_FRAME_BYTES
 from argosy.protocol.remote_work import Packing
 from argosy.torch_private import without_dispatch
 
-# As torch's own memory is aligned: kernels sum in another order elsewhere, and bits differ.
+# The alignment of torch's own memory: elsewhere kernels sum in another order, and bits differ.
 _ALIGNMENT = 64
 
 _DTYPES = {
@@ -28,12 +28,12 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name that travels."""
+    """The name of a dtype on the wire."""
     return _NAMES[dtype]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a name that came; a WireError if there is none."""
+    """The dtype of a name from the wire; a WireError if there is none."""
     try:
         return _DTYPES[name]
     except (KeyError, TypeError):
@@ -41,7 +41,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a copy: the same where elements lie without gaps, else those of a contiguous tensor."""
+    """The strides of a copy: the same if the tensor is dense, else those of a contiguous one."""
     order = sorted(range(len(shape)), key=lambda d: (stride[d], shape[d]), reverse=True)
     expected, dense = 1, [0] * len(shape)
     for dim in reversed(order):
@@ -53,7 +53,7 @@ def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row by row."""
+    """The strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -62,10 +62,10 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def pack(tensor: torch.Tensor, copy: bool = True) -> tuple[Packing, list[torch.Tensor]]:
-    """A copy of a tensor, as frames, and how to read them; without `copy`, its own memory where that can
-    be.
+    """A tensor's bytes as frames, and how to read them: a copy, or without `copy` its own memory if that is
+    possible.
     """
-    with without_dispatch():  # ordinary tensors only: no scope and no recording has to do with them
+    with without_dispatch():  # the tensor is local: no scope and no recording may see these operations
         return _pack(tensor.detach().resolve_conj().resolve_neg(), copy)
 
 
@@ -78,18 +78,18 @@ def _pack(tensor: torch.Tensor, copy: bool) -> tuple[Packing, list[torch.Tensor]
         return packing, []
     if copy or tensor.stride() != stride or tensor.device.type != "cpu":
         tensor = torch.empty_strided(packing.shape, stride, dtype=tensor.dtype).copy_(tensor)
-    # as_strided: a view of the memory in its own order, whatever the order of the dimensions.
+    # as_strided: the elements in the order of memory, whatever the order of the dimensions.
     flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
     return packing, list(flat.split(MAX_FRAME_BYTES)) if flat.numel() > MAX_FRAME_BYTES else [flat]
 
 
 def frame_count(packing: Packing) -> int:
-    """Into how many frames such a tensor is packed."""
+    """The number of frames of such a tensor."""
     return math.ceil(_nbytes(packing) / MAX_FRAME_BYTES)
 
 
-class Shipping:
-    """Packs one value of a step that repeats, again and again: how its bytes lie is found out once."""
+class RepeatedPacker:
+    """Packs one value of a captured step at each replay; its layout is found once."""
 
     __slots__ = ("_count", "_packing")
 
@@ -109,28 +109,28 @@ class Shipping:
 
 
 def unpack(packing: Packing, frames: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor; everything is checked against what came."""
+    """The tensor in these frames, whose sizes are checked."""
     dtype, nbytes = _checked(packing)
     for frame in frames:
         if frame.dtype is not torch.uint8:
             raise WireError(f"tensor: expected bytes, got {frame.dtype} for {packing}")
     if sum([frame.numel() for frame in frames]) != nbytes:
-        raise WireError(f"tensor: expected {nbytes} bytes, got other frames")
+        raise WireError(f"tensor: expected {nbytes} bytes, got {sum(frame.numel() for frame in frames)}")
     with without_dispatch():
         if not nbytes:
             return torch.empty(packing.shape, dtype=dtype)
         data = frames[0] if len(frames) == 1 else torch.cat(list(frames))
-        if data.data_ptr() % _ALIGNMENT:  # a frame begins anywhere in its message's memory
+        if data.data_ptr() % _ALIGNMENT:  # a frame may begin anywhere in the memory of its message
             data = data.clone()
         if data.storage_offset():
             return data.view(dtype).as_strided(packing.shape, packing.stride)
-        # Not a view, which would keep another tensor of these bytes alive.
+        # Not a view: that would keep another tensor of these bytes alive.
         return torch.empty(0, dtype=dtype).set_(data.untyped_storage(), 0, packing.shape, packing.stride)
 
 
 @functools.lru_cache(4096)
 def _checked(packing: Packing) -> tuple[torch.dtype, int]:
-    """The dtype and the size of a tensor, if it is one that may travel."""
+    """The dtype and size of a tensor; a WireError if it is not a valid one."""
     dtype = dtype_of(packing.dtype)
     if len(packing.shape) != len(packing.stride):
         raise WireError(f"tensor: expected a stride a dimension, got {packing}")
