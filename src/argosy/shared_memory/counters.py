@@ -1,17 +1,11 @@
-"""How far each process has come, in numbers that all of them see, and bells for those who wait.
+"""How far each process has come, in numbers that all processes see, and bells for those that wait.
 
-A table of numbers of 64 bits, with a row for each process, which alone writes to it. They only grow, so
-nothing here needs a lock. Who reads the numbers without a system call sees the memory in an order that is the
-processor's matter:
-
-- *Publish is release*: who sees a number sees all that was written before it was published, and no longer
-  disturbs what was read before.
-- *Read is acquire*: what is read after a number was seen is at least as new as the number.
-- *Sleep and wake*: who publishes looks afterwards who sleeps, and who goes to sleep says so before it looks
-  at the numbers once more. Of two such, at least one sees the other.
-
-x86 keeps the first two by itself, and needs a fence for the third. Other processors (ARM, POWER, RISC-V) need
-one for each; see `fence`. That was shown on paper only: there was none to try it on.
+The table has a row of 64-bit numbers for each process, which alone writes to it. Posted numbers only grow, so
+nothing needs a lock. A process that sees a number also sees all that was written before it was published
+(release, acquire). A process that publishes looks for sleepers afterwards, and a process that falls asleep
+says so before it looks at the numbers again, so at least one of them sees the other. x86 keeps the first
+order by itself; other processors need a fence for each. This has run on x86 only; for the others the tests
+check it against a model.
 """
 
 from __future__ import annotations
@@ -28,20 +22,18 @@ from argosy.shared_memory.bells import ring
 WIDTH, SPACE = 64, 16
 ENDS_AT = 8
 _WANTED = 10
-_KINDS = 4  # that can be posted. What a sleeper waits for is one number, so that nobody reads half of it
+_KINDS = 4  # that can be posted; what a sleeper waits for is one number, so that nobody reads half of it
 NEVER = 2**62
-# Processors that make all stores, and all loads, visible in the order of the program.
+# Processors that keep stores in the order of the program, and loads in theirs.
 ORDERED = platform.machine() in ("x86_64", "AMD64", "i386", "i686", "s390x")
 
 
 def fence(lock: threading.Lock) -> None:
-    """What comes before is seen by others before what follows is done.
+    """Order all reads and writes before the call before all those after it, as other processes see them.
 
-    Python has no such thing, but a lock has. On x86 one is enough: to take it is a locked instruction. Other
-    processors let what comes before sink below the acquire, and what follows rise above the release: they
-    meet within the lock. Not so with two: the first release comes after all before it, the second acquire
-    before all that follows, and an acquire does not pass an earlier release (ARM and RISC-V say so; POWER
-    has `lwsync` in glibc's semaphores, which orders all but a store before a load: a bell may be missed).
+    Python has no fence, but it has locks. On x86, taking a lock is one. Elsewhere, earlier accesses may sink
+    below the acquire and later ones rise above the release, so they can pass each other inside the lock. They
+    cannot with two locks in turn, because an acquire does not pass an earlier release.
     """
     with lock:
         pass
@@ -61,7 +53,6 @@ class Counters:
         self.posted = [0] * _KINDS
         self._words = words
         self._bells = list(bells)
-        self._row = row
         self._mine = row * WIDTH
         self._lines = [other * WIDTH for other in range(len(self._bells))]
         self._others = [other for other in range(len(self._bells)) if other != row]
