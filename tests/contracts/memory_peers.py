@@ -16,7 +16,7 @@ import torch
 from argosy.protocol.asking import WaitingRequest
 from argosy.protocol.frames import FrameSpec
 from argosy.remote.transport.same_host import SameHostReceiver, SameHostSender
-from argosy.shared_memory import passing
+from argosy.shared_memory import counters, passing
 from argosy.shared_memory.bells import hear, new_bell
 from argosy.shared_memory.counters import WIDTH, Counters
 from argosy.shared_memory.region import Region
@@ -127,9 +127,22 @@ def read_from_board(start: Callable[[str], None], rounds: int) -> Iterator[torch
     table.close()
 
 
-WRITERS = {"channel": write_to_channel, "lane": write_to_lane, "board": write_to_board}
-READERS = {"channel": read_from_channel, "lane": read_from_lane, "board": read_from_board}
+# The board once more with all the fences that other processors need.
+FENCED = "board with fences"
+WRITERS = {
+    "channel": write_to_channel,
+    "lane": write_to_lane,
+    "board": write_to_board,
+    FENCED: write_to_board,
+}
+READERS = {
+    "channel": read_from_channel,
+    "lane": read_from_lane,
+    "board": read_from_board,
+    FENCED: read_from_board,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    counters.ORDERED = counters.ORDERED and sys.argv[1] != FENCED
     WRITERS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
