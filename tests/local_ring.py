@@ -9,8 +9,8 @@ from torch.distributed import HashStore
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import ClusterSpec, Task
+from argosy.entry import Replica
 from argosy.modes import Ring
-from argosy.replica.replica import Replica
 from argosy.ring.group import Membership
 from argosy.ring.member import RingMember
 from threads import in_threads

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,87 +17,10 @@ import argosy
 SOURCE = Path(argosy.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-# Part -> the parts that it may import, itself aside. A part is a package, or a module beside the packages.
-MAY_IMPORT = {
-    "errors": set(),
-    "events": set(),
-    "script": set(),
-    "modes": {"errors"},
-    "torch_private": set(),
-    "shared_memory": {"errors"},
-    "protocol": {"errors", "modes"},
-    "cluster": {"errors", "events", "modes"},
-    "update": {"modes", "protocol"},
-    "wire": {"errors", "cluster", "protocol", "shared_memory"},
-    "checkpoint": {"protocol", "errors", "events", "wire", "observe.journal"},
-    "store": {
-        "protocol",
-        "errors",
-        "events",
-        "modes",
-        "cluster",
-        "update",
-        "wire",
-        "checkpoint",
-        "shared_memory",
-        "torch_private",
-    },
-    # The ring knows the words that a task is configured by.
-    "ring": {"errors", "events", "cluster", "shared_memory", "torch_private"},
-    "replica": {
-        "errors",
-        "events",
-        "script",
-        "modes",
-        "cluster",
-        "update.checkpoints",
-        "protocol",
-        "checkpoint",
-        "wire",
-        "store",
-        "ring",
-        "remote",
-        "session",
-        "hooks",
-        "torch_private",
-    },
-    "remote": {"protocol", "errors", "events", "cluster", "wire", "shared_memory", "torch_private"},
-    "session": {
-        "errors",
-        "events",
-        "modes",
-        "cluster.launched",
-        "cluster.settings",
-        "replica",
-        "hooks",
-        "observe",
-        "checkpoint",
-        "protocol",
-        "wire.tensors",
-    },
-    "hooks": {"errors", "events", "modes", "session", "observe", "torch_private"},
-    "observe": {"protocol", "errors", "events"},
-    "launch": {"cli", "errors", "events", "modes", "cluster", "observe", "store.status", "protocol"},
-    "datasets": {"errors"},
-    "demo": {"argosy", "datasets", "errors"},
-    "bench": {"errors"},
-    "cli": {
-        "replica.serving",
-        "errors",
-        "events",
-        "modes",
-        "cluster",
-        "launch",
-        "datasets",
-        "store.status",
-        "observe",
-        "bench",
-        "checkpoint.listing",
-    },
-    "testing": {"protocol", "errors", "events", "modes", "cluster", "wire", "store", "replica", "session"},
-    "argosy": {"remote", "errors", "modes", "cluster", "replica", "session", "store", "hooks", "checkpoint"},
-}
-# The same for the sub-packages of a part: what each may import of its siblings. Data flows one way.
+DRAWING = SOURCE.parents[1] / "docs" / "architecture.md"
+# Any part may import these, and the drawing does not say so.
+LEAVES = ("protocol", "modes", "script", "events", "errors", "torch_private")
+# The sub-packages of a part, and what each may import of its siblings. Data flows one way.
 MAY_IMPORT_INSIDE = {
     "remote": {
         "transport": set(),
@@ -105,8 +30,9 @@ MAY_IMPORT_INSIDE = {
         "client": {"operations", "transport"},
     }
 }
-# No input or output, no clock, no chance, no tensors: decisions only.
-PURE = {"update": {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}}
+# No input or output, no clock, no chance, no tensors: decisions, and plain data.
+_PLAIN = {"argosy", "__future__", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}
+PURE = {"update": _PLAIN, "protocol": _PLAIN}
 WITHOUT_TORCH = {
     "errors",
     "events",
@@ -121,7 +47,7 @@ WITHOUT_TORCH = {
     "cli",
 }
 # A forked task runs the user's own script, from the user's own disk.
-RUNS_THE_SCRIPT = {"argosy.launch.forked"}
+RUNS_THE_SCRIPT = {"argosy.launch.forked_task"}
 RUNS_WHAT_IT_READS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 # Private attributes that torch looks for on an optimizer, ours too; others are found without a list.
 OF_AN_OPTIMIZER = {
@@ -133,7 +59,9 @@ OF_AN_OPTIMIZER = {
 # The launcher does not import torch: what it tells a task to preload is a text.
 NAMES_TORCH_IN_A_TEXT = {("argosy.launch.job", "torch._dynamo")}
 NO_NAMES_LIKE_THESE = {"utils", "helpers", "manager", "common", "misc", "base", "core"}
-MOST_LINES = 400
+# What is larger than this does two things, most often.
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 60
 # What is larger all the same, and why.
 LARGE = {
     "argosy.remote.client.cluster_client": "one class: the state of a connection, all of it under one lock",
@@ -143,7 +71,7 @@ LARGE = {
 
 
 def part_of(module: str) -> str:
-    """`argosy.store.shard` belongs to `store`; what is in `argosy/__init__.py` to `argosy`."""
+    """`argosy.server.shard` belongs to `server`; what is in `argosy/__init__.py` to `argosy`."""
     names = module.split(".")
     return names[1] if len(names) > 1 else names[0]
 
@@ -221,19 +149,39 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
 
 
 # --- who imports whom -------------------------------------------------------------------------------------
-def test_every_part_has_its_rules() -> None:
-    assert {part_of(name_of(path)) for path in MODULES} == MAY_IMPORT.keys()
+def drawn() -> dict[str, list[str]]:
+    """The drawing: each part, and the parts or modules that it imports, from top to bottom."""
+    lines = re.findall(r"^(\w+) +──>(.*)$", DRAWING.read_text(), re.MULTILINE)
+    return {part: [each.strip() for each in imported.split(",") if each.strip()] for part, imported in lines}
 
 
-def test_imports_go_the_allowed_way() -> None:
-    forbidden = []
+def imported() -> dict[str, set[str]]:
+    """Each part, and the modules of other parts that it imports anywhere."""
+    found: dict[str, set[str]] = {part_of(name_of(path)): set() for path in MODULES}
     for path in MODULES:
         part = part_of(name_of(path))
-        for module in imports_of(path):
-            if module.split(".")[0] == "argosy" and part_of(module) != part:
-                names = {part_of(module), module.removeprefix("argosy.")}
-                forbidden += [] if names & MAY_IMPORT[part] else [f"{name_of(path)} imports {module}"]
-    assert not forbidden
+        ours = {module for module in imports_of(path) if module.split(".")[0] == "argosy"}
+        found[part] |= {module.removeprefix("argosy.") for module in ours if part_of(module) != part}
+    return found
+
+
+def test_the_drawing_has_every_part_and_every_import() -> None:
+    drawing = drawn()
+    assert imported().keys() == drawing.keys()
+    for part, modules in imported().items():
+        known = {*drawing[part], *(() if part in LEAVES else LEAVES)}
+        missing = [each for each in modules if not {each, each.split(".")[0]} & known]
+        assert not missing, f"{part} imports {missing}, which the drawing does not say"
+        unused = [each for each in drawing[part] if not any(f"{m}.".startswith(f"{each}.") for m in modules)]
+        assert not unused, f"the drawing says that {part} imports {unused}"
+
+
+def test_imports_only_go_down_in_the_drawing() -> None:
+    """So there is no circle between parts."""
+    order = list(drawn())
+    for part, modules in imported().items():
+        upward = [each for each in modules if order.index(each.split(".")[0]) <= order.index(part)]
+        assert not upward, f"{part} imports {upward}, drawn above it"
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT_INSIDE)
@@ -345,10 +293,38 @@ def test_a_private_name_of_torch_is_found(code: str, tmp_path: Path) -> None:
     assert list(private_of_torch(tmp_path / "code.py"))
 
 
-def test_modules_are_small_and_say_what_they_are() -> None:
+def test_modules_say_what_they_are() -> None:
+    for path in MODULES:
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{name_of(path)} has no docstring"
+        assert path.stem not in NO_NAMES_LIKE_THESE, f"{name_of(path)} could be anything"
+
+
+def test_what_is_large_is_large_for_a_reason() -> None:
+    """A smell, and no wall: split what does two things, or say in LARGE why it does one."""
+    large = set()
     for path in MODULES:
         text = path.read_text()
-        is_large = len(text.splitlines()) > MOST_LINES
-        assert is_large == (name_of(path) in LARGE), f"{name_of(path)} is too long, or no longer large"
-        assert ast.get_docstring(ast.parse(text)), f"{name_of(path)} has no docstring"
-        assert path.stem not in NO_NAMES_LIKE_THESE, f"{name_of(path)} could be anything"
+        large |= {name_of(path)} if len(text.splitlines()) > LINES_OF_A_FILE else set()
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION
+            ):
+                large.add(f"{name_of(path)}.{node.name}")
+    assert large == LARGE.keys()
+
+
+# --- one name for one thing -------------------------------------------------------------------------------
+def test_no_module_has_the_name_of_another() -> None:
+    names = Counter(path.stem for path in MODULES if path.stem != "__init__")
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_no_public_class_has_the_name_of_another() -> None:
+    classes = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in classes.items() if count > 1]

@@ -202,9 +202,9 @@ def test_demo_is_the_packaged_script(jobs: list[JobSpec]) -> None:
 def test_status_prints_what_a_server_tells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = types.ModuleType("argosy.store.status")
+    module = types.ModuleType("argosy.store.inquiry")
     monkeypatch.setattr(module, "query", lambda address: f"asked {address}", raising=False)
-    monkeypatch.setitem(sys.modules, "argosy.store.status", module)
+    monkeypatch.setitem(sys.modules, "argosy.store.inquiry", module)
     assert cli.main(["status", "localhost:2222"]) == 0
     assert capsys.readouterr().out == "asked localhost:2222\n"
 

@@ -16,11 +16,11 @@ from argosy.checkpoint import index, safetensors
 from argosy.cluster.spec import ClusterSpec
 from argosy.errors import CheckpointDamaged
 from argosy.launch.cause import ErrorRecord, read_record
-from argosy.launch.lookout import Lookout
+from argosy.launch.status_poller import StatusPoller
 from argosy.observe import journal
 from argosy.protocol.asking import JobStatus
 from argosy.protocol.saving import ShardFile
-from argosy.session import state
+from argosy.session import own_state
 from mutations import mutations
 
 STATUS = JobStatus(7, 1.5, "Sync()", 9, 1, (), ("worker ü",), 0.5)
@@ -34,7 +34,7 @@ INDEX = index.Index(
     shards=(ShardFile("shard-0-of-1.safetensors", 12, "ab"),),
     buffers=("ü",),
 )
-OWN = state.ReplicaState(state.capture(), state.Position(), kept={"a": {"b": 1}})
+OWN = own_state.ReplicaState(own_state.capture(), own_state.Position(), kept={"a": {"b": 1}})
 
 
 def read_index(path: Path) -> None:
@@ -56,7 +56,7 @@ def read_journal(path: Path) -> None:
 
 
 def look(path: Path) -> None:
-    Lookout(ClusterSpec({"worker": ["h:1", "h:2"]}), path).look(time.monotonic() + 100)
+    StatusPoller(ClusterSpec({"worker": ["h:1", "h:2"]}), path).look(time.monotonic() + 100)
 
 
 READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
@@ -69,7 +69,7 @@ READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
     "a journal": (b'{"time":1.5,"event":"saved","step":3}\n{"event":"z\xc3\xbc"}\n' * 2, read_journal),
     "an error": (msgspec.json.encode(RECORD), read_record),
     "a status": (msgspec.json.encode(STATUS), look),
-    "a worker's own state": (state.encode(OWN), lambda path: state.decode(path.read_bytes())),
+    "a worker's own state": (own_state.encode(OWN), lambda path: own_state.decode(path.read_bytes())),
 }
 
 

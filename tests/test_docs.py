@@ -148,3 +148,18 @@ def test_the_versions_of_torch_are_the_same_everywhere() -> None:
     assert f"{major}.{int(minor) + 1}.0" not in allowed
     major, minor, _ = oldest.split(".")
     assert f"{major}.{int(minor) - 1}.9" not in allowed
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_file_that_a_table_names_is_there(page: str) -> None:
+    """Of several names in a row, those after the first may be without their folder."""
+    rows = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("|")]
+    named = 0
+    for row in rows:
+        folder = ""
+        for name in re.findall(r"`([\w/]+(?:\.py|\.txt|/))`", row):
+            places = [ROOT / name, ROOT / "src/argosy" / name, ROOT / "src/argosy" / folder / name]
+            assert any(place.exists() for place in places), f"{page}: {name}"
+            folder = name.rpartition("/")[0] or folder
+            named += 1
+    assert named > 30

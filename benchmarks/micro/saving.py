@@ -17,8 +17,8 @@ import argosy
 from argosy.protocol.fields import Group
 from argosy.protocol.joining import OptimizerSpec
 from argosy.protocol.layout import Layout, ParameterSpec, Share, extend
-from argosy.store.shard import Shard
-from argosy.store.snapshot import Snapshot
+from argosy.server.shard import Shard
+from argosy.server.snapshot import Snapshot
 from benchmarks.contenders.job import read_job, write_whole
 from benchmarks.contenders.torch_model import Batches, build
 from benchmarks.networks import LEARNING_RATE

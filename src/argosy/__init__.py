@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from argosy import hooks as hooks
-    from argosy.checkpoint.reading import load as load
+    from argosy.checkpoint.tensor_reader import load as load
     from argosy.cluster.spec import ClusterSpec as ClusterSpec
+    from argosy.entry import Replica as Replica
+    from argosy.entry import join as join
     from argosy.errors import ArgosyError as ArgosyError
     from argosy.errors import CheckpointDamaged as CheckpointDamaged
     from argosy.errors import ConfigError as ConfigError
@@ -40,10 +42,8 @@ if TYPE_CHECKING:
     from argosy.remote.client.module_transfer import place as place
     from argosy.replica.exchange import Verdict as Verdict
     from argosy.replica.learning_rate import scale_learning_rate as scale_learning_rate
-    from argosy.replica.replica import Replica as Replica
-    from argosy.replica.replica import join as join
-    from argosy.replica.serving import Server as Server
-    from argosy.replica.serving import create_local_server as create_local_server
+    from argosy.server.serving_task import Server as Server
+    from argosy.server.serving_task import create_local_server as create_local_server
     from argosy.session.session import Session as Session
     from argosy.store.placement import Greedy as Greedy
     from argosy.store.placement import RoundRobin as RoundRobin
@@ -61,10 +61,10 @@ _HOMES = {
     "JobFailed": "argosy.errors",
     "ModelMismatch": "argosy.errors",
     "RemoteError": "argosy.errors",
-    "Replica": "argosy.replica.replica",
+    "Replica": "argosy.entry",
     "Ring": "argosy.modes",
     "RoundRobin": "argosy.store.placement",
-    "Server": "argosy.replica.serving",
+    "Server": "argosy.server.serving_task",
     "Session": "argosy.session.session",
     "Split": "argosy.store.placement",
     "Sync": "argosy.modes",
@@ -73,12 +73,12 @@ _HOMES = {
     "WaitTimeout": "argosy.errors",
     "capture": "argosy.remote.client.capture",
     "connect": "argosy.remote.client.connect",
-    "create_local_server": "argosy.replica.serving",
+    "create_local_server": "argosy.server.serving_task",
     "device": "argosy.remote.client.device_scope",
     "fetch": "argosy.remote.client.module_transfer",
     "hooks": "argosy",
-    "join": "argosy.replica.replica",
-    "load": "argosy.checkpoint.reading",
+    "join": "argosy.entry",
+    "load": "argosy.checkpoint.tensor_reader",
     "place": "argosy.remote.client.module_transfer",
     "scale_learning_rate": "argosy.replica.learning_rate",
 }

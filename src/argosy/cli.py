@@ -6,22 +6,20 @@ is imported when it runs.
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from argosy.cluster.discover import discover_host, take_flags
+from argosy import __version__
+from argosy.cluster.discover import take_flags
 from argosy.cluster.spec import Address
-from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError
+from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError, exit_code
 from argosy.launch import local
 from argosy.launch.job import GRACE, PRELOAD, JobSpec, serving
 
 _DEMO_SCRIPT = Path(__file__).with_name("demo.py")
-_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,12 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_EXIT_CODE
     except click.ClickException as error:
         return _fail(_one_line(error), error.exit_code)
-    except ConfigError as error:
-        return _fail(str(error), USAGE_EXIT_CODE)
     except (ArgosyError, OSError) as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), exit_code(error))
     except (KeyboardInterrupt, click.Abort):
-        return _INTERRUPTED
+        return exit_code(KeyboardInterrupt())
     return code if isinstance(code, int) else 0
 
 
@@ -53,15 +49,8 @@ def _one_line(error: click.ClickException) -> str:
     return message if context is None else f"{message} See '{context.command_path} --help'."
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("argosy")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "0+unknown"
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="argosy")
+@click.version_option(__version__, prog_name="argosy")
 def cli() -> None:
     """Train PyTorch models on parameter servers, from one ordinary training loop.
 
@@ -188,23 +177,10 @@ def serve_task(context: click.Context, visible_devices: str | None, allow_growth
     words, rest = take_flags(context.args)
     if rest:
         raise click.UsageError(f"unexpected {rest[0]!r}", context)
-    identity = discover_host(words, os.environ)
-    from argosy.replica.serving import Server
+    from argosy.server.serving_task import serve_devices
 
-    # A message that arrives must not wait for milliseconds until the thread that computes lets go.
-    sys.setswitchinterval(0.0005)
     visible = None if visible_devices is None else [each.strip() for each in visible_devices.split(",")]
-    with Server(
-        identity.cluster,
-        identity.task.job,
-        identity.task.index,
-        bind=identity.bind,
-        insecure=identity.insecure,
-        visible_devices=visible,
-        allow_growth=allow_growth,
-        trains=False,
-    ) as server:
-        server.join()
+    serve_devices(words, visible, allow_growth)
 
 
 @cli.command()
@@ -254,7 +230,7 @@ def demo(steps: int, mode: str, data: Path | None, fork_server: bool) -> int:
 def status(address: str) -> None:
     """Who is in a job, who is waited for, and since when. Ask the first server of the job."""
     where = Address.parse(address, "HOST:PORT")
-    from argosy.store.status import query
+    from argosy.store.inquiry import query
 
     click.echo(query(str(where)))
 

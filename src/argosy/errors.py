@@ -45,6 +45,13 @@ class ConfigError(ArgosyError):
 UNDECODABLE = (ValueError, RecursionError, OverflowError, ConfigError)
 
 
+def exit_code(error: BaseException) -> int:
+    """What a command that ends with this error exits with."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return USAGE_EXIT_CODE if isinstance(error, ConfigError) else 1
+
+
 class ModelMismatch(ConfigError):
     """A replica's model differs from the registered one in names, shapes or dtypes."""
 

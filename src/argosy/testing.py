@@ -21,13 +21,13 @@ import torch
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import Address, ClusterSpec, Task
+from argosy.entry import Replica
 from argosy.modes import Async, Mode
 from argosy.protocol.frames import FrameSpec
 from argosy.protocol.header import Header
 from argosy.protocol.training import PushRequest
-from argosy.replica.replica import Replica
+from argosy.server.parameter_server import ParameterServer
 from argosy.store.client import StoreClient
-from argosy.store.server import ParameterServer
 from argosy.wire.channel import Channel
 from argosy.wire.local_channel import LocalListener
 from argosy.wire.message import Message
@@ -207,7 +207,7 @@ class _Turns:
 
 
 class _ScriptedChannel:
-    """A channel that keeps to the script; and can be cut."""
+    """A `Channel` that keeps to the script; and can be cut."""
 
     def __init__(self, inner: Channel, turns: _Turns, server: int, worker: int) -> None:
         self.in_place = inner.in_place
@@ -219,11 +219,9 @@ class _ScriptedChannel:
         self._cut_at: float | None = None
 
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
-        """See `Channel`."""
         return self._inner.reserve(frames)
 
     def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """See `Channel`."""
         if self._cut_at is not None:
             return
         if not isinstance(header, PushRequest) or header.kind == "pull":
@@ -235,16 +233,13 @@ class _ScriptedChannel:
         self._turns.note(self._server, turn, self._worker)
 
     def receive(self, timeout: float) -> Message[Header] | None:
-        """See `Channel`."""
         return self._inner.receive(timeout)
 
     @property
     def renewals(self) -> int:
-        """See `Channel`."""
         return self._inner.renewals
 
     def lost_for(self) -> float:
-        """See `Channel`."""
         return self._inner.lost_for() if self._cut_at is None else time.monotonic() - self._cut_at
 
     def cut(self) -> None:
@@ -253,6 +248,5 @@ class _ScriptedChannel:
         self._inner.close()
 
     def close(self) -> None:
-        """See `Channel`."""
         if self._cut_at is None:
             self._inner.close()

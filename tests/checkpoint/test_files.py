@@ -11,12 +11,12 @@ import torch
 
 from argosy.checkpoint import index as indexes
 from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter, split_name
-from argosy.checkpoint.reading import Checkpoint, load
 from argosy.checkpoint.safetensors import Entry, Reader, write
+from argosy.checkpoint.tensor_reader import Checkpoint, load
 from argosy.errors import CheckpointDamaged
 from argosy.protocol.frames import ITEMSIZE
 from argosy.protocol.saving import ShardFile
-from argosy.wire.tensors import torch_dtype
+from argosy.wire.tensor_bytes import torch_dtype
 
 
 def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:

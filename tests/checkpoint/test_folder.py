@@ -14,9 +14,9 @@ from argosy.checkpoint import folder
 from argosy.checkpoint.archive import Archive
 from argosy.checkpoint.index import Index, SavedOptimizer, SavedParameter
 from argosy.checkpoint.listing import listing
-from argosy.checkpoint.reading import load
 from argosy.checkpoint.safetensors import Entry
 from argosy.checkpoint.shard_writer import ShardWriter
+from argosy.checkpoint.tensor_reader import load
 from argosy.errors import CheckpointDamaged, ConfigError
 
 

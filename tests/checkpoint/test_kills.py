@@ -17,7 +17,7 @@ from test_folder import save
 
 from argosy.checkpoint import disk
 from argosy.checkpoint.archive import Archive
-from argosy.checkpoint.reading import load
+from argosy.checkpoint.tensor_reader import load
 
 CALLS = ("create", "write", "sync", "rename", "make_folder", "remove_file")
 LEAST_KILLS = 200

@@ -15,7 +15,7 @@ from argosy.protocol.header import Header
 from argosy.protocol.training import PushAnswer, PushRequest
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Peer
 from argosy.wire.message import Message
-from argosy.wire.tensors import spec_of, torch_dtype
+from argosy.wire.tensor_bytes import spec_of, torch_dtype
 
 PATIENCE = 20.0
 

@@ -150,14 +150,14 @@ def test_the_script_cuts_the_shipped_digits_again(full_set: Path, tmp_path: Path
         assert ours == again
 
 
-def numbered(count: int, size: int, seed: int = 0) -> mnist.Batches:
+def numbered(count: int, size: int, seed: int = 0) -> mnist.DigitBatches:
     """A loader whose image i is i, and whose label i is i."""
     labels = torch.arange(count)
     generator = torch.Generator().manual_seed(seed)
     return mnist.batches(labels.float().unsqueeze(1), labels, size, generator)
 
 
-def order(loader: mnist.Batches) -> list[int]:
+def order(loader: mnist.DigitBatches) -> list[int]:
     return [label for _, labels in loader for label in labels.tolist()]
 
 

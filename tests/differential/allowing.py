@@ -52,6 +52,11 @@ def _options(program: Program) -> bool:
         and not (program.scaler and {"none", "inf"} <= {each.act for each in program.passes})
         and not (program.wire == "float16" and "short" in program.parts)
         and not _exchanges_what_it_discards(program)
+        # A script that adds up by itself clears gradients once a turn, in which there may be several pushes.
+        and not (
+            any(phase.way == "tokens" for phase in program.phases)
+            and any(each.act == "add" for each in program.passes)
+        )
     )
 
 
@@ -85,6 +90,7 @@ def _phase(program: Program, phase: Phase) -> bool:
         and (not phase.weighted or phase.way in ("sync", "tokens"))
         and (phase.placement is None or phase.served)
         and (not moving or ends[0] == max(ends))
+        and not (phase.way == "ring" and program.saves and ends[0] < max(ends))  # the chief saves
         and (even or program.last_step is None)
         and not (program.linear and moving)
         and (len(program.phases) == 1 or even)

@@ -19,7 +19,7 @@ from rendering import body, mode_text
 from torch import nn
 
 import argosy
-from argosy.replica.replica import Replica
+from argosy.entry import Replica
 from argosy.testing import LocalCluster
 from local_ring import in_ring
 

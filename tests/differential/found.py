@@ -40,6 +40,24 @@ FOUND: dict[str, tuple[Program, ...]] = {
             saves=True,
         ),
     ),
+    "ring: no gradient beside one that is divided": (
+        Program(0, (_ring("2: none none | step step"),)),
+        Program(0, (_ring("2: step step | none none", "step | skip", "step | step"),)),
+        Program(0, (_ring("step | none", "step | step"),), scaler=True),
+    ),
+    "ring: passes after a skip": (
+        Program(
+            0, (_ring("2: step step | step step", "step | skip", "2: step step | step step", "step | step"),)
+        ),
+    ),
+    "the mean of buffers after a worker has left": (
+        Program(
+            0,
+            (Phase("tokens", turns(*["step step | step step"] * 2, "step step | -", "step step | -"), 1),),
+            parts=("norm",),
+            buffers="mean",
+        ),
+    ),
     "ring: a skip without zero_grad": (
         Program(0, (_ring("step | step", "step,branch | skip,stale"),), parts=("linear", "branch")),
     ),

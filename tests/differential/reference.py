@@ -320,7 +320,9 @@ class _Training:
             return
         mean: Gradient = {}
         for part in given:
-            _add(mean, {name: g * (part.weight / total) for name, g in part.gradient.items()})
+            _add(mean, {name: g.double() * part.weight for name, g in part.gradient.items()})
+        # Rounded once: what cancels out in half precision is 0, of which some optimizers make much.
+        mean = {name: (g / total).to(self.masters[name].dtype) for name, g in mean.items()}
         if self.program.clip == "norm" or (self.program.clip == "own" and self._is_mean(phase)):
             _clip(mean.values())
         for name, master in self.masters.items():

@@ -57,6 +57,29 @@ def _not_plain(turn: Turn) -> bool:
     return any(each.act not in ("step", "none") for deed in turn.deeds for each in deed)
 
 
+def ring_none_beside_scaled(program: Program) -> bool:
+    """A worker has no backward pass in a step whose gradients are divided or unscaled."""
+    return program.averages_in_backward and any(
+        (turn.every > 1 or program.scaler) and any(each.act == "none" for deed in turn.deeds for each in deed)
+        for _, _, turn in _turns(program, "ring")
+    )
+
+
+def ring_passes_after_a_skip(program: Program) -> bool:
+    """Who skips does not see how many passes the others make."""
+    found = [(turn.every, _somebody_skips(turn)) for _, _, turn in _turns(program, "ring")]
+    return program.averages_in_backward and any(
+        skips and any(every != other for other, _ in found) for every, skips in found
+    )
+
+
+def means_after_leaving(program: Program) -> bool:
+    moving = program.buffers == "mean" and MOVING & set(program.parts)
+    return bool(moving) and any(
+        not deed for phase in _served(program) for t in phase.turns for deed in t.deeds
+    )
+
+
 def ring_stale_skip(program: Program) -> bool:
     return any(each.stale for _, _, t in _turns(program, "ring") for deed in t.deeds for each in deed)
 
@@ -256,6 +279,15 @@ SITUATIONS: dict[str, tuple[Callable[[Program], bool], tuple[str, ...]]] = {
         ("ring, skip, every, no overlap", "ring, inf, no overlap", "ring, skip, own clip"),
     ),
     "ring: an accumulation begins": (ring_every_begins, ("ring, skip, every", "ring, every, resume, same")),
+    "ring: no gradient beside one that is divided": (
+        ring_none_beside_scaled,
+        ("ring, none, every", "ring, none, scaler"),
+    ),
+    "ring: passes after a skip": (ring_passes_after_a_skip, ("ring, skip, every",)),
+    "the mean of buffers after a worker has left": (
+        means_after_leaving,
+        ("sync, uneven, norm, mean buffers", "tokens, uneven, norm, mean buffers"),
+    ),
     "ring: a skip without zero_grad": (ring_stale_skip, ("ring, skip, stale, branch",)),
     "ring: an optimizer that was stepped before": (ring_warm, ("ring, warm, Adam",)),
     "ring: clipping when a group joins": (ring_clips_what_joins, ("ring, late, own clip",)),

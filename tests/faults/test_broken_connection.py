@@ -19,11 +19,11 @@ from torch import nn
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import Address, ClusterSpec, Task
+from argosy.entry import Replica
 from argosy.errors import ArgosyError, JobFailed, TaskLost
 from argosy.modes import Sync
-from argosy.replica.replica import Replica
+from argosy.server.parameter_server import ParameterServer
 from argosy.store.client import StoreClient
-from argosy.store.server import ParameterServer
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
 
 ME = Task("worker", 0)
@@ -147,7 +147,7 @@ def test_a_worker_whose_connection_breaks_while_it_computes_is_not_gone(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has nothing to say for longer than a departure is forgiven, but its connection is there again."""
-    monkeypatch.setattr("argosy.store.attendance.RETURN_GRACE", 0.5)
+    monkeypatch.setattr("argosy.server.connected_tasks.RETURN_GRACE", 0.5)
     serving = Serving(proxy)
     proxy.break_connections()
     computes_until = time.monotonic() + 2.0
@@ -163,7 +163,7 @@ def test_a_worker_whose_connection_breaks_while_it_computes_is_not_gone(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("what", ["requests", "answers"])
 def test_what_may_be_asked_twice_is(proxy: Proxy, what: Literal["requests", "answers"]) -> None:
-    """A meeting, a farewell: the loss of either harms nobody."""
+    """A gather, a farewell: the loss of either harms nobody."""
     serving = Serving(proxy)
     for value in (b"\x01", b"\x02"):
         proxy.loses = what

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.hooks import Hook
-from argosy.replica.replica import Replica
 
 Gradient = Callable[[int], float]
 

@@ -47,7 +47,7 @@ def test_in_a_job_nobody_is_held_up_and_nothing_is_poisoned(mode: Mode) -> None:
     cluster = LocalCluster(servers=2, workers=2, mode=mode)
 
     def program(replica: object) -> list[list[float]]:
-        from argosy.replica.replica import Replica
+        from argosy.entry import Replica
 
         assert isinstance(replica, Replica)
         bad = replica.index == 1

@@ -23,7 +23,7 @@ PREAMBLE = """
 import contextlib, json, os, signal, socket, subprocess, sys, time
 job, index = os.environ["ARGOSY_JOB_NAME"], int(os.environ["ARGOSY_TASK_INDEX"])
 cluster = json.loads(os.environ["ARGOSY_CLUSTER"])
-from argosy.cluster.launched import mark_joined
+from argosy.cluster.launcher import mark_joined
 mark_joined()  # in place of argosy.join(), which would connect
 
 def wait():

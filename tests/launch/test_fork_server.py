@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from launching import Launch, Launcher
 
-from argosy.launch import forking
-from argosy.launch.forking import ForkFailed, ForkServer
+from argosy.launch import fork_client
+from argosy.launch.fork_client import ForkFailed, ForkServer
 from argosy.launch.guard import Guard
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
@@ -288,8 +288,8 @@ def test_a_server_that_was_killed_forks_nothing(server: ForkServer) -> None:
 
 
 def test_a_server_that_was_stopped_forks_nothing(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_PATIENCE", 0.1)
-    monkeypatch.setattr(forking, "_LAST_MOMENT", 0.1)
+    monkeypatch.setattr(fork_client, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fork_client, "_LAST_MOMENT", 0.1)
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(ForkFailed, match="it does not answer"):
         server.start({"STAY": "", "BYTES": "x" * 1_000_000}, None)
@@ -318,7 +318,7 @@ def test_processes_of_a_task(launcher: Launcher) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_torch_is_as_after_a_cold_start(forking_launcher: Launcher) -> None:
-    forking_launcher.preload = ("torch", "argosy.replica.replica", "argosy.store.server")
+    forking_launcher.preload = ("torch", "argosy.entry", "argosy.server.parameter_server")
     body = """
     def threads():
         return len(os.listdir("/proc/self/task"))

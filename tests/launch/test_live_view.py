@@ -17,13 +17,13 @@ from terminal import Terminal
 
 from argosy.cluster.discover import discover
 from argosy.cluster.spec import ClusterSpec
-from argosy.launch.lookout import LINE_EVERY, Lookout
+from argosy.entry import Replica
+from argosy.launch.status_poller import LINE_EVERY, StatusPoller
 from argosy.observe.journal import read
 from argosy.observe.progress import Progress, Speedometer
 from argosy.observe.view import render
 from argosy.protocol.asking import JobStatus, WorkerStatus
-from argosy.replica.replica import Replica
-from argosy.store.status import query
+from argosy.store.inquiry import query
 
 TRAIN = """
 import os, sys, time
@@ -99,34 +99,34 @@ def test_the_view_fits(width: int, height: int) -> None:
 
 
 def test_off_a_terminal_a_line_comes_when_it_is_time_and_there_is_news(tmp_path: Path) -> None:
-    lookout = Lookout(ClusterSpec({"worker": ["localhost:1"]}), tmp_path / "status.json")
-    lookout.look(99.0)
-    assert lookout.line(100.0) is None
-    lookout.progress = progress(400, 250, 50)
-    assert lookout.line(100.0) is None
-    assert lookout.line(100.0 + LINE_EVERY) is None  # it is old by now, and the job perhaps over
-    lookout.progress = progress(500, 300, 100)
-    assert lookout.line(100.0 + LINE_EVERY) == (
+    poller = StatusPoller(ClusterSpec({"worker": ["localhost:1"]}), tmp_path / "status.json")
+    poller.look(99.0)
+    assert poller.line(100.0) is None
+    poller.progress = progress(400, 250, 50)
+    assert poller.line(100.0) is None
+    assert poller.line(100.0 + LINE_EVERY) is None  # it is old by now, and the job perhaps over
+    poller.progress = progress(500, 300, 100)
+    assert poller.line(100.0 + LINE_EVERY) == (
         "step  500 of 1000  loss 0.2500    200.0 gradients/s  0:02 to go  worker 1 behind (50.0/s)"
     )
-    lookout.progress = progress(500, 300, 100)
-    assert lookout.line(200.0) is None  # the same step
-    lookout.progress = progress(600, 300, 200)
-    assert lookout.line(200.0) is not None
-    lookout.close()
+    poller.progress = progress(500, 300, 100)
+    assert poller.line(200.0) is None  # the same step
+    poller.progress = progress(600, 300, 200)
+    assert poller.line(200.0) is not None
+    poller.close()
 
 
-def step_of(lookout: Lookout) -> int | None:
-    return None if lookout.progress is None else lookout.progress.step
+def step_of(poller: StatusPoller) -> int | None:
+    return None if poller.progress is None else poller.progress.step
 
 
 def test_without_servers_the_chief_leaves_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "status.json"
-    lookout = Lookout(ClusterSpec({"worker": ["localhost:1"]}), path)
-    lookout.look(100.0)
-    assert step_of(lookout) is None
+    poller = StatusPoller(ClusterSpec({"worker": ["localhost:1"]}), path)
+    poller.look(100.0)
+    assert step_of(poller) is None
     path.write_bytes(b"{")  # never seen half written, and if it were
-    lookout.look(101.0)
+    poller.look(101.0)
     monkeypatch.setenv("ARGOSY_STATUS_FILE", str(path))
     replica = Replica(discover({}, {}), None)
     model = torch.nn.Linear(2, 1)
@@ -137,13 +137,13 @@ def test_without_servers_the_chief_leaves_word(tmp_path: Path, monkeypatch: pyte
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
             session.log(loss=0.5)
-    lookout.look(101.5)  # too early
-    assert step_of(lookout) is None
-    lookout.look(102.0)
-    assert step_of(lookout) == 7
-    assert lookout.progress is not None
-    assert lookout.progress.numbers == {"loss": 0.5}
-    lookout.close()
+    poller.look(101.5)  # too early
+    assert step_of(poller) is None
+    poller.look(102.0)
+    assert step_of(poller) == 7
+    assert poller.progress is not None
+    assert poller.progress.numbers == {"loss": 0.5}
+    poller.close()
 
 
 @pytest.mark.processes

@@ -14,7 +14,7 @@ from argosy.launch.supervise import (
     Interrupted,
     Limits,
     Say,
-    Send,
+    SendSignal,
     Supervisor,
     Tell,
     Tick,
@@ -37,8 +37,8 @@ def end(job: Supervisor, task: Task, code: int, now: float = 0.0) -> list[Decisi
     return job.on(Ended(task, 4242, code, now), now)
 
 
-def sends(decisions: list[Decision]) -> list[Send]:
-    return [decision for decision in decisions if isinstance(decision, Send)]
+def sends(decisions: list[Decision]) -> list[SendSignal]:
+    return [decision for decision in decisions if isinstance(decision, SendSignal)]
 
 
 def tells(decisions: list[Decision]) -> list[Tell]:
@@ -94,9 +94,9 @@ def test_a_failing_task_ends_the_job_after_a_grace(job: Supervisor, task: Task) 
     assert not sends(end(job, task, 3, now=10))
     others = tuple(sorted(set(EVERYBODY) - {task}))
     assert job.on(Tick(), 14.9) == []
-    assert sends(job.on(Tick(), 15)) == [Send(others, signal.SIGTERM)]
+    assert sends(job.on(Tick(), 15)) == [SendSignal(others, signal.SIGTERM)]
     assert job.on(Tick(), 17.9) == []
-    assert sends(job.on(Tick(), 18)) == [Send(others, signal.SIGKILL)]
+    assert sends(job.on(Tick(), 18)) == [SendSignal(others, signal.SIGKILL)]
     assert job.running
     assert "cannot be killed" in says(job.on(Tick(), 23))
     assert job.over
@@ -150,7 +150,7 @@ def test_servers_are_ended_some_time_after_the_last_worker(job: Supervisor) -> N
     end(job, PS0, 0, now=3)
     decisions = job.on(Tick(), 32)
     assert "/job:ps/task:1" in says(decisions)
-    assert sends(decisions) == [Send((PS1,), signal.SIGTERM)]
+    assert sends(decisions) == [SendSignal((PS1,), signal.SIGTERM)]
     end(job, PS1, -signal.SIGTERM, now=33)
     assert job.over
     assert job.failures == []  # it was ended, it did not fail
@@ -166,23 +166,23 @@ def test_a_server_that_fails_after_the_last_worker_shortens_the_wait(job: Superv
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_ends_everybody(job: Supervisor, number: int) -> None:
     end(job, W1, 0)
-    assert sends(job.on(Interrupted(number), 1)) == [Send((PS0, PS1, W0), signal.SIGTERM)]
+    assert sends(job.on(Interrupted(number), 1)) == [SendSignal((PS0, PS1, W0), signal.SIGTERM)]
     end(job, W0, 1, now=2)
     assert job.failures == []
     assert sends(job.on(Tick(), 30)) == []  # they may be saving
-    assert sends(job.on(Tick(), 31)) == [Send((PS0, PS1), signal.SIGKILL)]
+    assert sends(job.on(Tick(), 31)) == [SendSignal((PS0, PS1), signal.SIGKILL)]
     assert job.interrupt == number
 
 
 def test_a_second_interrupt_kills_at_once(job: Supervisor) -> None:
     job.on(Interrupted(signal.SIGINT), 1)
-    assert sends(job.on(Interrupted(signal.SIGTERM), 1.1)) == [Send(EVERYBODY, signal.SIGKILL)]
+    assert sends(job.on(Interrupted(signal.SIGTERM), 1.1)) == [SendSignal(EVERYBODY, signal.SIGKILL)]
     assert job.interrupt == signal.SIGINT
 
 
 def test_an_interrupt_cuts_a_grace_short(job: Supervisor) -> None:
     end(job, W0, 1)
-    assert sends(job.on(Interrupted(signal.SIGINT), 1)) == [Send((PS0, PS1, W1), signal.SIGTERM)]
+    assert sends(job.on(Interrupted(signal.SIGINT), 1)) == [SendSignal((PS0, PS1, W1), signal.SIGTERM)]
 
 
 def test_exit_status() -> None:

@@ -55,52 +55,52 @@ BUGS: tuple[Bug, ...] = (
     # --- store: numbers -------------------------------------------------------------------------------------
     Bug(
         "weights do not count in a mean of two",
-        "store/sums.py",
+        "server/gradient_sums.py",
         "return torch.lerp(first, second, other_weight / total, out=sums)",
         "return torch.lerp(first, second, 0.5, out=sums)",
         ("replica/test_equivalence.py::test_weighted_mean",),
     ),
     Bug(
         "a mean of half precision is rounded before its weight",
-        "store/sums.py",
+        "server/gradient_sums.py",
         "torch.mul(first, sums.new_tensor([its_weight / total]), out=sums)",
         "torch.mul(first, its_weight / total, out=sums)",
-        ("store/test_shard.py",),
+        ("server/test_shard.py",),
     ),
     Bug(
         "what was added early is added again",
-        "store/sums.py",
+        "server/gradient_sums.py",
         "return len(early) if agrees else 0",
         "return 0 if agrees else len(early)",
-        ("store/test_shard.py", "store/test_carrier.py"),
+        ("server/test_shard.py", "server/test_order_executor.py"),
     ),
     Bug(
         "a parameter that nobody used is updated",
         "store/ranges.py",
         "for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop]",
         "for start, stop in [(0, count)] if start < stop and edges]",
-        ("store/test_shard.py",),
+        ("server/test_shard.py",),
     ),
     Bug(
         "averages keep to their decay from the first step on",
-        "store/averages.py",
+        "store/update_rules.py",
         "return min(decay, (1.0 + step) / (10.0 + step))",
         "return decay",
         ("session/test_averages.py",),
     ),
     Bug(
         "buffers are the mean's, and not the chief's",
-        "store/buffers.py",
+        "server/model_buffers.py",
         'for worker, mine in brought if self.rule == "mean" or worker == 0]',
         "for worker, mine in brought]",
-        ("store/test_buffers_and_meetings.py", "replica/test_equivalence.py"),
+        ("server/test_buffers_and_gathers.py", "replica/test_equivalence.py"),
     ),
     Bug(
         "a group that joins gets the first group's hyperparameters",
-        "store/shard.py",
+        "server/shard.py",
         "optimizer = FlatOptimizer(spec.name, spec.groups[group], masters)",
         "optimizer = FlatOptimizer(spec.name, spec.groups[0], masters)",
-        ("store/test_shard.py", "replica/test_equivalence.py"),
+        ("server/test_shard.py", "replica/test_equivalence.py"),
     ),
     # --- wire -----------------------------------------------------------------------------------------------
     Bug(
@@ -120,7 +120,7 @@ BUGS: tuple[Bug, ...] = (
     # --- ring -----------------------------------------------------------------------------------------------
     Bug(
         "half precision is summed in half precision",
-        "ring/sums.py",
+        "ring/reduction.py",
         "    if inputs[0].dtype in NARROW:\n",
         "    if inputs[0].dtype in NARROW and out.dtype not in NARROW:\n",
         ("ring/test_collectives.py",),
@@ -133,7 +133,7 @@ BUGS: tuple[Bug, ...] = (
         ("ring/test_schedule.py",),
     ),
     Bug(
-        "three ranks have two slots",
+        "three ranks have two chunk buffers",
         "ring/schedule.py",
         "return DEPTH if ranks <= 2 else DEPTH + 1",
         "return DEPTH",
@@ -199,7 +199,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "random generators are not put back",
-        "session/state.py",
+        "session/own_state.py",
         "    torch.set_rng_state(_tensor(state.torch))\n",
         "",
         ("session/test_loader.py", "session/test_training_modes.py", "session/test_checkpoints.py"),

@@ -15,45 +15,49 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "a push is kept after its decision",
-        "store/carrier.py",
+        "server/order_executor.py",
         "return self._held.pop((worker, seq), _NOTHING)",
         "return self._held.get((worker, seq), _NOTHING)",
-        ("store/test_carrier.py::test_nothing_is_kept_of_a_push_after_its_decision",),
+        ("server/test_order_executor.py::test_nothing_is_kept_of_a_push_after_its_decision",),
     ),
     Bug(
         "a push in shared memory that is held is not copied",
-        "store/carrier.py",
+        "server/order_executor.py",
         "            self._held[key] = self._held[key].copy()\n",
         "            pass\n",
-        ("store/test_carrier.py::test_a_gradient_that_waits_for_others_is_as_it_was_when_it_was_answered",),
+        (
+            "server/test_order_executor.py::test_a_gradient_that_waits_for_others_is_as_it_was_when_it_was_answered",
+        ),
     ),
     Bug(
         "a block that was sent ahead of another push is used",
-        "store/carrier.py",
+        "server/order_executor.py",
         "if seq != header.seq or not set(header.ahead) <= kept.keys():",
         "if not set(header.ahead) <= kept.keys():",
-        ("store/test_carrier.py::test_a_block_that_was_sent_ahead_of_another_push_does_not_count",),
+        ("server/test_order_executor.py::test_a_block_that_was_sent_ahead_of_another_push_does_not_count",),
     ),
     Bug(
         "blocks of an earlier push are kept for the next",
-        "store/carrier.py",
+        "server/order_executor.py",
         "kept = kept if seq == header.seq else {}",
         "kept = dict(kept)",
-        ("store/test_carrier.py::test_a_block_of_an_earlier_push_does_not_stand_in_for_one_that_was_lost",),
+        (
+            "server/test_order_executor.py::test_a_block_of_an_earlier_push_does_not_stand_in_for_one_that_was_lost",
+        ),
     ),
     Bug(
-        "a meeting goes on waiting for a worker that has left",
-        "store/coordinator.py",
+        "a gather goes on waiting for a worker that has left",
+        "server/coordinator.py",
         "        self._on(event)\n        self._complete_gathers()\n",
         "        self._on(event)\n",
-        ("store/test_coordinator.py::test_a_meeting_takes_place_when_the_one_it_waits_for_has_left",),
+        ("server/test_coordinator.py::test_a_gather_takes_place_when_the_one_it_waits_for_has_left",),
     ),
     Bug(
         "the end of an older connection is taken for that of the newer one",
-        "store/attendance.py",
+        "server/connected_tasks.py",
         "if self._peers.get(task) == peer:",
         "if task in self._peers:",
-        ("store/test_coordinator.py::test_the_end_of_an_older_connection_is_not_the_end_of_the_newer_one",),
+        ("server/test_coordinator.py::test_the_end_of_an_older_connection_is_not_the_end_of_the_newer_one",),
     ),
     Bug(
         "the last worker's parameters lack what was held or folded",
@@ -97,7 +101,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "stretches with different numbers of updates are joined when a training is resumed",
-        "store/flat_optimizer.py",
+        "server/flat_optimizer.py",
         "if joined and joined[-1][1] == start and list(joined[-1][2:]) == kind:",
         "if joined and joined[-1][1] == start:",
         (
@@ -106,7 +110,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "the number of updates is not read",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "return count, stretch[0] if stretch else 0.0",
         "return 1.0, stretch[0] if stretch else 0.0",
         (
@@ -115,7 +119,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "SGD's momentum is lost from a worker alone or the ring to servers",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "return float(begun), 0.0",
         "return 0.0, 0.0",
         (
@@ -134,7 +138,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "averages that were not kept before begin where the script's parameters are (servers)",
-        "store/snapshot.py",
+        "server/snapshot.py",
         'kept = "param" if kind == "average" and not checkpoint.has(kind, name) else kind',
         "kept = kind",
         (
@@ -161,28 +165,28 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "the parts of a tensor are taken in the order of the files",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "parts = sorted(self._parts.get((kind, name), ()), key=lambda part: part[:2])",
         "parts = list(self._parts.get((kind, name), ()))",
         ("checkpoint/test_files.py::test_a_tensor_that_is_spread_over_files_is_put_together",),
     ),
     Bug(
         "a part of a tensor is read from its beginning, on loading",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "found.append(reader.read(entry, at - first, end - first))",
         "found.append(reader.read(entry, 0, end - at))",
         ("checkpoint/test_files.py::test_a_tensor_that_is_spread_over_files_is_put_together",),
     ),
     Bug(
         "a constant's first value is loaded in place of what was trained later",
-        "checkpoint/reading.py",
+        "checkpoint/tensor_reader.py",
         "        if name not in state:  # else",
         "        if True:  # else",
         ("checkpoint/test_files.py::test_what_was_a_constant_at_first_is_loaded_as_it_was_trained",),
     ),
     Bug(
         "a parameter that was a constant at first is saved as a buffer, too",
-        "store/carrier.py",
+        "server/order_executor.py",
         "buffers = self.buffers.beside({p.name for p in self.layout.parameters})",
         "buffers = self.buffers.everything()",
         ("replica/test_going_on.py::test_nothing_is_saved_twice_of_what_is_trained_later",),
@@ -207,21 +211,21 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "no averages are kept of a group that is added",
-        "replica/own_averages.py",
+        "replica/moving_averages.py",
         "fresh = list(parameters)[len(self._parameters) :]",
         "fresh = list(parameters) if not self._parameters else []",
         ("replica/test_going_on.py::test_averages_of_a_group_that_comes_later_are_kept_too[alone-]",),
     ),
     Bug(
         "averages on a server that keeps nothing",
-        "store/shard.py",
+        "server/shard.py",
         "if self.average is not None and self._averages:",
         "if self.average is not None:",
         ("replica/test_going_on.py::test_averages_of_a_group_that_comes_later_are_kept_too[queue-]",),
     ),
     Bug(
         "a gradient is rounded for the wire before it is scaled down",
-        "replica/packing.py",
+        "replica/block_packing.py",
         "if sources and scale != 1.0 and self._narrows:",
         "if False:",
         (
@@ -251,7 +255,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "a worker keeps its own buffers until the chief changes one",
-        "replica/served.py",
+        "replica/server_exchange.py",
         "            self._state.put_back(names)\n",
         "            pass\n",
         ("replica/test_buffers.py::test_the_chiefs_are_everybodys_before_it_has_changed_one",),
@@ -265,11 +269,11 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "who leaves a buffer as it was is left out of the mean",
-        "store/buffers.py",
+        "server/model_buffers.py",
         "latest[name] = mine[name].clone() if name in mine else self._values[name]",
         "latest |= {name: mine[name].clone()} if name in mine else {}",
         (
-            "store/test_buffers_and_meetings.py::test_who_leaves_a_buffer_as_it_was_in_a_step_counts_with_that",
+            "server/test_buffers_and_gathers.py::test_who_leaves_a_buffer_as_it_was_in_a_step_counts_with_that",
         ),
     ),
     Bug(

@@ -16,7 +16,7 @@ import zmq
 
 import argosy
 from argosy.remote.client.cluster_client import Client
-from argosy.replica.serving import Server
+from argosy.server.serving_task import Server
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 

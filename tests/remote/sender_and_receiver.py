@@ -22,11 +22,11 @@ def ends(most: float = 2**30) -> Iterator[tuple[SameHostSender, SameHostReceiver
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     near.setblocking(False)
     far.setblocking(False)
-    lane, receiver = SameHostSender(near, wait, most), SameHostReceiver(far)
+    sender, receiver = SameHostSender(near, wait, most), SameHostReceiver(far)
     try:
-        yield lane, receiver
+        yield sender, receiver
     finally:
-        lane.close()
+        sender.close()
         receiver.close()
 
 

@@ -11,8 +11,8 @@ import torch
 from test_equivalence import OPTIMIZERS, Branches, branch_loss
 from trainings import Case, assert_identical, train
 
+from argosy.entry import Replica
 from argosy.modes import Sync
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster, Order
 
 CASE = Case(Branches, OPTIMIZERS["adam"], branch_loss, clip_norm=0.5, dtype=torch.float64, steps=20)

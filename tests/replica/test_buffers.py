@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from ways import Way, run
 
-from argosy.replica.replica import Replica
+from argosy.entry import Replica
 
 
 class Seen(nn.Module):

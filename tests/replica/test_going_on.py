@@ -15,8 +15,8 @@ from ways import WAYS, Way, run
 import argosy
 from argosy.checkpoint import folder
 from argosy.checkpoint.index import read
+from argosy.entry import Replica
 from argosy.errors import ConfigError
-from argosy.replica.replica import Replica
 
 # On one host servers save and restore as they do over the network.
 PAIRS = [pytest.param(*pair, id=" to ".join(pair)) for pair in product(WAYS[:3], WAYS[:3])]

@@ -11,9 +11,9 @@ from ring_trainings import in_ring
 from torch import nn
 
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.errors import CallError, ConfigError
 from argosy.modes import Async, Mode, Ring, Sync
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
 
 Program = Callable[[Replica], Any]

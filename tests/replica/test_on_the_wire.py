@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from trainings import assert_identical, state_of
 
+from argosy.entry import Replica
 from argosy.modes import Sync
-from argosy.replica import served
+from argosy.replica import server_exchange
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.replica.replica import Replica
-from argosy.store.carrier import Carrier
+from argosy.server.order_executor import OrderExecutor
 from argosy.testing import Lane, LocalCluster
 
 STEPS = 12
@@ -74,15 +74,15 @@ def train(tamper: Tamper, **options: Any) -> list[dict[str, Tensor]]:
 @pytest.fixture
 def buckets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small blocks, and a note of each that a server took ahead of its push."""
-    monkeypatch.setattr(served, "_BUCKET_BYTES", 64)
+    monkeypatch.setattr(server_exchange, "_BLOCK_BYTES", 64)
     taken: list[int] = []
-    keep = Carrier.keep_bucket
+    keep = OrderExecutor.keep_ahead
 
-    def noting(self: Carrier, worker: int, message: Any) -> None:
+    def noting(self: OrderExecutor, worker: int, message: Any) -> None:
         taken.append(message.header.place)
         keep(self, worker, message)
 
-    monkeypatch.setattr(Carrier, "keep_bucket", noting)
+    monkeypatch.setattr(OrderExecutor, "keep_ahead", noting)
     return taken
 
 

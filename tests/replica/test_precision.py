@@ -19,9 +19,9 @@ from trainings import (
     state_of,
 )
 
+from argosy.entry import Replica
 from argosy.modes import Sync
 from argosy.protocol.decisions import Status
-from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
 
 STEPS = 50

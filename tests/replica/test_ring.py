@@ -15,10 +15,10 @@ from torch import distributed as dist
 from torch.distributed import Store
 from trainings import Case, Net, adam, assert_identical, assert_same, batch, mean_loss, of, reference, sgd
 
+from argosy.entry import Replica
 from argosy.errors import JobFailed, ModelMismatch
 from argosy.modes import Ring
 from argosy.replica import averaging
-from argosy.replica.replica import Replica
 from argosy.ring import member
 
 OPTIMIZERS = {

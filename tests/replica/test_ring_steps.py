@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import Store
 
+from argosy.entry import Replica
 from argosy.errors import ArgosyError, ConfigError
 from argosy.replica import averaging
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.replica.replica import Replica
 from argosy.ring import member
 
 

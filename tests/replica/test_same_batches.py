@@ -11,9 +11,9 @@ from ring_trainings import in_ring
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from argosy.entry import Replica
 from argosy.modes import Async, Mode, Ring, Sync
-from argosy.replica.replica import Replica
-from argosy.session.first_batches import checksum
+from argosy.session.batch_checksum import checksum
 from argosy.testing import LocalCluster
 
 DATA = TensorDataset(torch.arange(60.0).view(30, 2))

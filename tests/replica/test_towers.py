@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from trainings import Net, adam, batch
 
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Sync
-from argosy.replica.replica import Replica
 from argosy.replica.towers import Towers, choose_devices, split_sizes
 from argosy.testing import LocalCluster
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from ways import WAYS, Way, run
 
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Sync
 from argosy.protocol.decisions import Status
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.replica.replica import Replica
 from argosy.session.session import Session
 
 Loop = Callable[[Replica, nn.Parameter, DistributedOptimizer, Session], Any]

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from argosy.entry import Replica
 from argosy.modes import BufferRule, Sync
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster, Order
 
 STEPS = 50

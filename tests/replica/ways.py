@@ -8,8 +8,8 @@ from typing import Literal, TypeVar
 from ring_trainings import in_ring
 
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.modes import Mode, Sync
-from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
 
 Way = Literal["alone", "ring", "queue", "memory"]

@@ -1,4 +1,4 @@
-"""One worker of a ring over two hosts, started by test_hosts.py: trains a little, and times an all-reduce."""
+"""One worker of a ring over two hosts, from test_among_hosts.py: trains a little, times an all-reduce."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import argosy
-from argosy.replica.replica import Replica
+from argosy.entry import Replica
 
 
 def train(replica: Replica, wire: torch.dtype | None) -> str:

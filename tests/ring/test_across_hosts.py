@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.distributed import HashStore
 
 from argosy.errors import ConfigError
-from argosy.ring import meeting
-from argosy.ring.buckets import Item, fill
+from argosy.ring import host_ranks
+from argosy.ring.buckets import BucketItem, fill
 from argosy.ring.group import Membership
 from argosy.ring.member import RingMember
-from argosy.ring.notes import Outcome, Says
+from argosy.ring.notes import RoundOutcome, Says
 from argosy.ring.rounds import Rounds
 from threads import in_threads
 
@@ -30,7 +30,7 @@ PLACES = ["112", "1122", "12"]
 def across(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[RingMember], T]], list[T]]:
     """Runs a program as so many members of a ring, each on its host."""
     here = threading.local()
-    monkeypatch.setattr(meeting, "whereabouts", lambda: here.host)
+    monkeypatch.setattr(host_ranks, "whereabouts", lambda: here.host)
 
     def run(places: str, program: Callable[[RingMember], T]) -> list[T]:
         store = HashStore()
@@ -116,12 +116,12 @@ def test_only_what_travels_is_in_the_dtype_of_the_wire(
 
 def mean_of(member: RingMember, mine: Tensor, wire: torch.dtype | None) -> Tensor:
     """Of one round in which everybody gives something."""
-    item = Item(mine.numel(), mine.dtype, mine.element_size())
+    item = BucketItem(mine.numel(), mine.dtype, mine.element_size())
     rounds = member.open_rounds(fill([item], 2**20), wire)
     assert isinstance(rounds, Rounds)
     taken = []
 
-    def take(bucket: int, outcome: Outcome) -> None:
+    def take(bucket: int, outcome: RoundOutcome) -> None:
         assert outcome.givers == member.group.size
         taken.append(rounds.result(bucket)[: mine.numel()].clone())
 

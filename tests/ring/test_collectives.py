@@ -14,10 +14,10 @@ from torch.distributed import HashStore
 
 from argosy.errors import ConfigError, JobFailed, TaskLost, WaitTimeout
 from argosy.ring import collectives
+from argosy.ring.among_hosts import require_insecure
 from argosy.ring.group import Membership, RingGroup
-from argosy.ring.hosts import require_insecure
-from argosy.ring.meeting import Company
-from argosy.ring.sums import Operation
+from argosy.ring.host_ranks import RanksByHost
+from argosy.ring.reduction import Operation
 from threads import in_threads
 
 GRADIENTS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -209,9 +209,9 @@ def test_who_stands_still_is_named() -> None:
 
 def test_several_hosts_must_be_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"Gloo has neither key nor encryption.*--insecure"):
-        require_insecure(Company(0, ((0, 1), (2,))), insecure=False)
-    require_insecure(Company(0, ((0, 1), (2,))), insecure=True)
-    require_insecure(Company(0, ((0, 1),)), insecure=False)
+        require_insecure(RanksByHost(0, ((0, 1), (2,))), insecure=False)
+    require_insecure(RanksByHost(0, ((0, 1), (2,))), insecure=True)
+    require_insecure(RanksByHost(0, ((0, 1),)), insecure=False)
 
 
 def test_who_leaves_too_early_is_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.ring.schedule import chunks, homes, others, slices, slots, stages
+from argosy.ring.schedule import chunk_buffers, chunks, homes, others, slices, stages
 
 
 @given(st.integers(0, 10**5), st.integers(100, 10**6))
@@ -41,7 +41,7 @@ def test_every_chunk_is_entered_reduced_and_left(count: int) -> None:
 
 
 @given(st.integers(2, 5), st.lists(st.integers(1, 6), min_size=1, max_size=6), st.randoms())
-def test_a_slot_is_filled_again_only_when_nobody_reads_it(
+def test_a_buffer_is_filled_again_only_when_nobody_reads_it(
     ranks: int, calls: list[int], random: Random
 ) -> None:
     """Ranks in any order, as far as each may go: what a call may rely on, chunk by chunk."""
@@ -49,7 +49,7 @@ def test_a_slot_is_filled_again_only_when_nobody_reads_it(
     base = following = 0
     for count in calls:
         walk += [
-            (stage.phase, base + stage.chunk, (following + stage.chunk) % slots(ranks))
+            (stage.phase, base + stage.chunk, (following + stage.chunk) % chunk_buffers(ranks))
             for stage in stages(count)
         ]
         base += count
@@ -68,13 +68,13 @@ def test_a_slot_is_filled_again_only_when_nobody_reads_it(
         )
     ]:
         rank = random.choice(ready)
-        phase, chunk, slot = walk[at[rank]]
+        phase, chunk, buffer = walk[at[rank]]
         at[rank] += 1
         if phase == "enter":
-            if (last := filled[rank].get(slot)) is not None:
+            if (last := filled[rank].get(buffer)) is not None:
                 assert ("leave", last) in done[rank]
                 assert all(("reduce" if ranks == 2 else "leave", last) in other for other in done)
-            filled[rank][slot] = chunk
+            filled[rank][buffer] = chunk
         done[rank].add((phase, chunk))
     assert at == [len(walk)] * ranks
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from argosy.entry import Replica
 from argosy.hooks import Hook
 from argosy.replica.exchange import Verdict
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.replica.replica import Replica
 from argosy.session.session import Session
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import argosy
+from argosy.entry import Replica
 from argosy.hooks import Hook
-from argosy.replica.replica import Replica
 
 ONE_AT_A_TIME = threading.Lock()
 Program = Callable[[Replica], Any]

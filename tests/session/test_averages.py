@@ -11,10 +11,10 @@ from saved_trainings import Program, alone, training
 from torch import nn
 
 import argosy
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.hooks import Hook
 from argosy.modes import Sync
-from argosy.replica.replica import Replica
 from argosy.session.session import Session
 from argosy.testing import LocalCluster
 

@@ -17,11 +17,11 @@ from torch import nn
 import argosy
 from argosy.checkpoint import disk, folder
 from argosy.checkpoint.index import read
+from argosy.entry import Replica
 from argosy.errors import ConfigError, JobFailed, SaveFailed
 from argosy.hooks import Hook, SaveCheckpoint
 from argosy.modes import Async, Mode, Sync
-from argosy.replica.replica import Replica
-from argosy.session import state as own
+from argosy.session import own_state as own
 from argosy.session.session import Session
 from argosy.store.placement import RoundRobin, Split
 from argosy.testing import LocalCluster

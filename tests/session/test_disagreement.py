@@ -9,9 +9,9 @@ import torch
 from one_number import Bench, one_weight
 from torch import nn
 
+from argosy.entry import Replica
 from argosy.errors import ConfigError, JobFailed, ModelMismatch
 from argosy.modes import Async, Mode, Sync
-from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
 
 

@@ -11,11 +11,11 @@ import torch
 from one_number import Bench, one_weight
 
 import argosy
+from argosy.entry import Replica
 from argosy.errors import JobFailed
-from argosy.hooks import LogSteps, StopAtStep
+from argosy.hooks import Hook, LogSteps, StopAtStep
 from argosy.modes import Async, Mode, Sync
 from argosy.protocol.decisions import Status
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
 
 LANES: list[Lane] = ["queue", "memory"]
@@ -79,6 +79,12 @@ def test_a_last_step_of_zero_trains_nothing() -> None:
     assert LocalCluster(2, 2, Sync()).run(program) == [([], 0.0)] * 2
 
 
+class OwnEnd(Hook):
+    """Would end the training at some step."""
+
+    ends_training = True
+
+
 @pytest.mark.parametrize(
     ("loader", "options", "told"),
     [
@@ -86,6 +92,7 @@ def test_a_last_step_of_zero_trains_nothing() -> None:
         ([1, 2, 3], {"hooks": [LogSteps(every=1000)]}, True),
         (range(3), {"last_step": 9}, False),
         (range(3), {"hooks": [StopAtStep(9)]}, False),
+        (range(3), {"hooks": [OwnEnd()]}, False),
         (iter(range(3)), {}, False),
     ],
 )

@@ -12,8 +12,8 @@ from saved_trainings import alone, model_and_optimizer, training
 
 from argosy.cluster.discover import discover
 from argosy.cluster.spec import ClusterSpec, Task
+from argosy.entry import Replica
 from argosy.errors import WaitTimeout
-from argosy.replica.replica import Replica
 
 pytestmark = pytest.mark.timeout(60)
 CLUSTER = ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]})

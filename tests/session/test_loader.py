@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Sync
 from argosy.replica.loader import Loader
-from argosy.replica.replica import Replica
-from argosy.session import state as own
-from argosy.session.feed import Feed
-from argosy.session.state import ReplicaState
+from argosy.session import own_state as own
+from argosy.session.batch_feed import BatchFeed
+from argosy.session.own_state import ReplicaState
 from argosy.testing import LocalCluster
 from local_ring import in_ring
 
@@ -74,7 +74,7 @@ def test_what_has_no_batches_is_refused(size: int, dataset: Any) -> None:
 
 
 # --- going on ---------------------------------------------------------------------------------------------
-def saved(feed: Feed) -> ReplicaState:
+def saved(feed: BatchFeed) -> ReplicaState:
     return own.decode(own.encode(ReplicaState(own.capture(), feed.position, [], feed.pass_random)))
 
 
@@ -89,7 +89,7 @@ def test_a_resumed_run_sees_what_the_whole_run_would_have(stop: int, kind: str) 
     def source() -> Any:
         return loaders(1)[0] if kind == "own" else DataLoader(NUMBERS, 4, shuffle=True)
 
-    def take(feed: Feed, count: int) -> list[list[int]]:
+    def take(feed: BatchFeed, count: int) -> list[list[int]]:
         taken: list[list[int]] = []
 
         def is_enough() -> bool:
@@ -100,40 +100,40 @@ def test_a_resumed_run_sees_what_the_whole_run_would_have(stop: int, kind: str) 
         return taken
 
     torch.manual_seed(5)
-    whole = take(Feed(), 100)
+    whole = take(BatchFeed(), 100)
     assert len(whole) == 18
     torch.manual_seed(5)
-    first = Feed()
+    first = BatchFeed()
     begin = take(first, stop)
     state = saved(first)
     torch.manual_seed(99)
-    again = Feed()
+    again = BatchFeed()
     own.restore(state.random)
     again.resume(state)
     assert begin + take(again, 100) == whole
 
 
 def test_calls_that_had_ended_are_empty_when_resumed() -> None:
-    def run(feed: Feed, count: int) -> list[list[int]]:
+    def run(feed: BatchFeed, count: int) -> list[list[int]]:
         loader, taken = loaders(1)[0], list[list[int]]()
         for _ in range(3):  # epochs as many users write them
             for batch in feed.batches(loader, 1, "leave", lambda: len(taken) == count):
                 taken.append(numbers(batch))
         return taken
 
-    whole = run(Feed(), 100)
-    first = Feed()
+    whole = run(BatchFeed(), 100)
+    first = BatchFeed()
     begin = run(first, 8)
-    again = Feed()
+    again = BatchFeed()
     again.resume(saved(first))
     assert begin + run(again, 100) == whole
     assert len(whole) == 18
 
 
 def test_a_loader_of_the_users_own_is_left_alone() -> None:
-    first = Feed()
+    first = BatchFeed()
     list(first.batches([[1], [2], [3]], 1, "leave", lambda: first.position.batch == 2))
-    again = Feed()
+    again = BatchFeed()
     again.resume(saved(first))
     assert list(again.batches([[1], [2], [3]], 1, "leave", lambda: False)) == [[1], [2], [3]]
 
@@ -141,14 +141,14 @@ def test_a_loader_of_the_users_own_is_left_alone() -> None:
 @pytest.mark.parametrize("epochs", [[1, 1, 1], [2, 1], [1, 0, 2]])
 def test_calls_one_after_the_other_see_what_one_call_sees(epochs: list[int]) -> None:
     def run(calls: list[int]) -> list[list[int]]:
-        feed, loader = Feed(), loaders(1)[0]
+        feed, loader = BatchFeed(), loaders(1)[0]
         return [numbers(b) for n in calls for b in feed.batches(loader, n, "leave", lambda: False)]
 
     assert run(epochs) == run([3])
 
 
 def test_a_pass_that_is_broken_off_is_followed_by_the_next_one() -> None:
-    feed, loader = Feed(), loaders(1)[0]
+    feed, loader = BatchFeed(), loaders(1)[0]
     for batch in feed.batches(loader, None, "leave", lambda: False):
         assert numbers(batch) == epoch(loaders(1)[0])[0]
         break
@@ -166,10 +166,10 @@ def test_another_number_of_replicas_goes_on_at_the_same_place(
     order = [number for batch in epoch(Loader(NUMBERS, 1, 7, 0, 1)) for number in batch]
     left = []
     for index in range(own_count):
-        before = Feed()
+        before = BatchFeed()
         loader = Loader(NUMBERS, size, 7, index % count, count)
         list(before.batches(loader, 1, "leave", lambda feed=before: feed.position.batch == used))  # type: ignore[misc]
-        again = Feed()
+        again = BatchFeed()
         again.resume(saved(before))
         own_loader = Loader(NUMBERS, own_size, 7, index, own_count)
         left += [

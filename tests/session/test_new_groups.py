@@ -7,8 +7,8 @@ import torch
 from one_number import Bench
 from torch import nn
 
+from argosy.entry import Replica
 from argosy.modes import Async, Mode, Sync
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
 
 

@@ -13,9 +13,9 @@ from saved_trainings import ONE_AT_A_TIME
 from torch import nn
 
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Sync
-from argosy.replica.replica import Replica
 from argosy.store.placement import Split
 from argosy.testing import LocalCluster
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Async, Mode, Sync
-from argosy.replica.replica import Replica
 from argosy.testing import LocalCluster
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=str)
 def test_a_lost_worker_comes_back(mode: Mode, servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.store.attendance.RETURN_GRACE", 0.1)
+    monkeypatch.setattr("argosy.server.connected_tasks.RETURN_GRACE", 0.1)
     cluster = LocalCluster(servers, 2, mode)
     back = threading.Event()
 

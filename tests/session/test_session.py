@@ -1,4 +1,4 @@
-"""What a session and a replica promise a program: beginnings, batches, meetings, and what is left."""
+"""What a session and a replica promise a program: beginnings, batches, gathers, and what is left."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import nn
 
 import argosy
 from argosy.cluster.discover import discover
+from argosy.entry import Replica
 from argosy.errors import ConfigError
 from argosy.modes import Async, Mode, Sync
 from argosy.replica.exchange import Verdict
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
 
 LANES: tuple[Lane, ...] = ("queue", "memory")
@@ -161,7 +161,7 @@ def test_a_log_line_is_not_due_at_every_step(
     assert "argosy: step  1 of 20  loss 0.2500   accuracy 0.5000" in capsys.readouterr().err
 
 
-# --- meetings ---------------------------------------------------------------------------------------------
+# --- gathers ---------------------------------------------------------------------------------------------
 def test_barrier_broadcast_and_gather() -> None:
     inside: list[int] = []
 

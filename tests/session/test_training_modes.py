@@ -11,10 +11,10 @@ import torch
 from one_number import Bench, one_weight
 from torch import nn
 
+from argosy.entry import Replica
 from argosy.modes import Async, Sync
 from argosy.protocol.decisions import Status
 from argosy.replica.exchange import Verdict
-from argosy.replica.replica import Replica
 from argosy.testing import Lane, LocalCluster
 
 
@@ -269,7 +269,7 @@ def test_skip_holds_nobody_up() -> None:
 
 
 def test_a_killed_worker_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.store.attendance.RETURN_GRACE", 0.1)
+    monkeypatch.setattr("argosy.server.connected_tasks.RETURN_GRACE", 0.1)
     cluster = LocalCluster(2, 3, Sync())
 
     def program(replica: Replica) -> tuple[int, float]:

@@ -105,7 +105,7 @@ class Network:
 
 # --- who takes part ---------------------------------------------------------------------------------------
 class Server:
-    """Keeps what it holds, and carries out orders in order: a Carrier without numbers."""
+    """Keeps what it holds, and carries out orders in order: an OrderExecutor without numbers."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -11,13 +11,13 @@ from torch import nn
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.spec import ClusterSpec, Task
+from argosy.entry import Replica
 from argosy.modes import Async
 from argosy.protocol.frames import FrameSpec
 from argosy.protocol.header import Header
 from argosy.protocol.training import PushRequest
-from argosy.replica.replica import Replica
+from argosy.server.parameter_server import ParameterServer
 from argosy.store.client import StoreClient
-from argosy.store.server import ParameterServer
 from argosy.wire.channel import Channel
 from argosy.wire.local_channel import LocalListener
 from argosy.wire.message import Message

@@ -18,7 +18,7 @@ from argosy.protocol.header import Header, Numbered
 from argosy.protocol.joining import Leave
 from argosy.protocol.training import Orders, PushAnswer, PushRequest
 from argosy.wire.message import decode, encode
-from argosy.wire.tensors import dtype_name, torch_dtype
+from argosy.wire.tensor_bytes import dtype_name, torch_dtype
 from examples import EXAMPLES
 
 KINDS = get_args(Header)

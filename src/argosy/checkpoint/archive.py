@@ -7,13 +7,17 @@ in a thread; `poll` says what has become of it.
 from __future__ import annotations
 
 import contextlib
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+import torch
 
 from argosy.checkpoint import folder
 from argosy.checkpoint.index import Index
@@ -22,7 +26,7 @@ from argosy.protocol.saving import ShardFile
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """What became of a cut: saved at `path`; or not, and why, in the directory `path`."""
 
     step: int
@@ -50,7 +54,7 @@ class Archive:
         self._lock = folder.Lock(directory)
         folder.tidy(directory)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="argosy-archive")
-        self._publishing: Future[Outcome] | None = None
+        self._publishing: Future[SaveOutcome] | None = None
         self._began = 0.0
 
     def newest(self, tell: Callable[[str], None]) -> tuple[Path, Index] | None:
@@ -72,20 +76,20 @@ class Archive:
         whole = msgspec.structs.replace(index, shards=tuple(files), replicas=dict(replicas))
         self._publishing = self._thread.submit(self._publish, whole, errors)
 
-    def _publish(self, index: Index, errors: Sequence[str]) -> Outcome:
+    def _publish(self, index: Index, errors: Sequence[str]) -> SaveOutcome:
         try:
             if errors:
                 folder.abandon(self.directory, index.step)
-                return Outcome(index.step, self.directory, error="; ".join(errors))
+                return SaveOutcome(index.step, self.directory, error="; ".join(errors))
             path = folder.publish(self.directory, index)
         except OSError as error:
-            return Outcome(index.step, self.directory, error=describe(error))
+            return SaveOutcome(index.step, self.directory, error=describe(error))
         seconds = time.monotonic() - self._began
         with contextlib.suppress(OSError):  # it is saved; what is too old goes the next time
             folder.retain(self.directory, self._keep, index.step)
-        return Outcome(index.step, path, index.nbytes, seconds)
+        return SaveOutcome(index.step, path, index.nbytes, seconds)
 
-    def poll(self) -> Outcome | None:
+    def poll(self) -> SaveOutcome | None:
         """What has become of the checkpoint, once."""
         if self._publishing is None or not self._publishing.done():
             return None
@@ -106,3 +110,16 @@ class Archive:
 def describe(error: OSError) -> str:
     """An error of the disk, for a person."""
     return error.strerror or str(error)
+
+
+def versions() -> dict[str, str]:
+    """Which versions write a checkpoint: of Argosy, torch and Python."""
+    return {"argosy": _mine(), "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+@cache  # it is looked for on the disk, while a server makes everybody wait
+def _mine() -> str:
+    try:
+        return version("argosy")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

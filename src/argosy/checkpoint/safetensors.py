@@ -19,7 +19,7 @@ import torch
 from argosy.checkpoint import disk
 from argosy.errors import UNDECODABLE, CheckpointDamaged
 from argosy.protocol.frames import ITEMSIZE, Dtype, FrameSpec
-from argosy.wire.tensors import bytes_of, dtype_name, tensor_of
+from argosy.wire.tensor_bytes import bytes_of, dtype_name, tensor_of
 
 _CODES: dict[Dtype, str] = {
     "float64": "F64",

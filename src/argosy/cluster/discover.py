@@ -133,7 +133,7 @@ def discover(
     )
 
 
-def discover_host(words: Mapping[str, str], environ: Mapping[str, str]) -> Identity:
+def discover_server(words: Mapping[str, str], environ: Mapping[str, str]) -> Identity:
     """The cluster and the task of `argosy serve`, which belongs to no training and so has no mode."""
     variables = {s: environ[variable(s)] for s in FLAGS if environ.get(variable(s), "") != ""}
     settings = variables | {s: value for s, value in words.items() if value != ""}

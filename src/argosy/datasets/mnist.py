@@ -63,7 +63,7 @@ def _read_pair(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Batches:
+class DigitBatches:
     """Full batches of (images, labels), in a new random order each time it is iterated; see `batches`."""
 
     images: Tensor
@@ -82,11 +82,16 @@ class Batches:
             yield self.images.index_select(0, rows), self.labels.index_select(0, rows)
 
 
-def batches(images: Tensor, labels: Tensor, size: int, generator: torch.Generator | None = None) -> Batches:
+Batches = DigitBatches  # as programs have imported it
+
+
+def batches(
+    images: Tensor, labels: Tensor, size: int, generator: torch.Generator | None = None
+) -> DigitBatches:
     """A loader for data in memory: iterate it again for the next epoch, which has another order.
 
     The order comes from `generator` (None: torch's own), which each replica seeds differently.
     """
     if not 1 <= size <= len(labels):
         raise ConfigError("batch", f"a number of examples from 1 to {len(labels)}", size)
-    return Batches(images, labels, size, generator)
+    return DigitBatches(images, labels, size, generator)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from argosy.errors import ConfigError
 from argosy.events import say
-from argosy.hooks.hook import Hook
 from argosy.observe.lines import numbers_text, step_text
-
-if TYPE_CHECKING:
-    from argosy.session.session import Session
+from argosy.session.hook import Hook
+from argosy.session.session import Session
 
 
 class LogSteps(Hook):
@@ -19,6 +16,8 @@ class LogSteps(Hook):
 
     `every`: so many updates; `seconds`: so much time. The session then says no such line itself.
     """
+
+    says_steps = True
 
     def __init__(self, every: int | None = None, *, seconds: float | None = None) -> None:
         if (every is None) == (seconds is None):

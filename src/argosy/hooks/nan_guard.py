@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from argosy.errors import ConfigError, NotFinite
 from argosy.events import say
-from argosy.hooks.hook import Hook
+from argosy.session.hook import Hook
+from argosy.session.session import Session
 from argosy.torch_private import foreach_norm, sparse_values
-
-if TYPE_CHECKING:
-    from argosy.session.session import Session
 
 # Said so often at most, in seconds; what was skipped meanwhile is counted.
 SAY_EVERY = 10.0

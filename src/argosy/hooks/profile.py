@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from argosy.errors import ConfigError
 from argosy.events import say
-from argosy.hooks.hook import Hook
-
-if TYPE_CHECKING:
-    from argosy.session.session import Session
+from argosy.session.hook import Hook
+from argosy.session.session import Session
 
 
 class Profile(Hook):

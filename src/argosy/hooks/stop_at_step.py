@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from argosy.errors import ConfigError
-from argosy.hooks.hook import Hook
-
-if TYPE_CHECKING:
-    from argosy.session.session import Session
+from argosy.session.hook import Hook
+from argosy.session.session import Session
 
 
 class StopAtStep(Hook):
@@ -17,6 +13,8 @@ class StopAtStep(Hook):
     Each worker stops when it hears of that step; in asynchronous mode others may still add a gradient or two.
     `session(last_step=...)` is exact: the servers apply nothing beyond it.
     """
+
+    ends_training = True
 
     def __init__(self, last_step: int) -> None:
         if last_step < 0:

@@ -7,15 +7,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from argosy.errors import ConfigError
 from argosy.events import say
-from argosy.hooks.hook import Hook
-
-if TYPE_CHECKING:
-    from argosy.observe.progress import Progress
-    from argosy.session.session import Session
+from argosy.observe.progress import Progress
+from argosy.session.hook import Hook
+from argosy.session.session import Session
 
 
 class TensorBoard(Hook):

@@ -1,9 +1,9 @@
 """The fork server's program: imports once what every task needs, then forks the tasks, one a request.
 
-`launch.forking` starts it as `python [FLAGS] fork_server.py SCRIPT ARGS`, in the environment that all tasks
-of the job share, with a socket to the launcher as standard output. It only imports: no operation of torch, no
-context of ZeroMQ, no thread, for a fork would copy them without what they need. What becomes of a fork is
-`launch.forked`'s business. The top imports from the standard library only: the path is not yet the script's.
+`fork_client` starts it as `python [FLAGS] fork_server.py SCRIPT ARGS`, in the environment that all tasks of
+the job share, with a socket to the launcher as standard output. It only imports: no operation of torch, no
+context of ZeroMQ, no thread, for a fork would copy them without what they need. `forked_task` says what a
+fork does next. The top imports from the standard library only: the path is not yet the script's.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def _main() -> None:
     send(link, refusal)
     if refusal is not None:
         os._exit(0)
-    from argosy.launch import forked
+    from argosy.launch import forked_task
 
-    forked.free_at_exit_what_is_checked()
-    forked.run_script(_serve(link, forked.arrive))
+    forked_task.free_at_exit_what_is_checked()
+    forked_task.run_script(_serve(link, forked_task.arrive))
 
 
 def _look_like_the_script() -> None:
@@ -83,7 +83,7 @@ def _prepare(modules: Iterable[str]) -> str | None:
     # Tasks share the pages of what is imported until one writes to them, as every collection would.
     gc.disable()
     try:
-        for name in (*modules, "argosy.launch.forked"):
+        for name in (*modules, "argosy.launch.forked_task"):
             importlib.import_module(name)
     except BaseException as error:  # a module may even exit
         return f"{type(error).__name__}: {error}".splitlines()[0]

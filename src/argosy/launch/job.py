@@ -32,11 +32,12 @@ JOB_VARIABLES = frozenset(
 PRELOAD: tuple[str, ...] = (
     "torch",
     "torch._dynamo",
-    "argosy.replica.replica",
-    "argosy.replica.served",
+    "argosy.entry",
+    "argosy.hooks",
+    "argosy.replica.server_exchange",
     "argosy.session.session",
     "argosy.store.client",
-    "argosy.store.server",
+    "argosy.server.parameter_server",
     "argosy.wire.inbox",
     "argosy.wire.unix_channel",
     "argosy.wire.zmq_channel",
@@ -48,7 +49,7 @@ _PRELOAD_TO_SERVE = (
     "argosy.remote.task.task_server",
 )
 # What every task of a cluster that serves runs: it serves, or is the client.
-_SERVING_SCRIPT = Path(__file__).with_name("serving.py")
+_SERVING_SCRIPT = Path(__file__).with_name("serve_script.py")
 CLIENT = Task("client", 0)
 
 

@@ -15,28 +15,28 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from argosy.cluster.launched import write_failure
+from argosy.cluster.launcher import write_failure
 from argosy.cluster.spec import Task
 from argosy.launch import cause
-from argosy.launch.conclude import conclude
+from argosy.launch.capacity import check_room
+from argosy.launch.core_pinning import assign_cores, pin
+from argosy.launch.final_report import conclude
 from argosy.launch.guard import Guard
 from argosy.launch.job import CLIENT, JobSpec, TaskPlan, check, describe_cluster, plan_task
-from argosy.launch.lookout import Lookout
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
 from argosy.launch.process import TaskProcess
-from argosy.launch.room import check_room
 from argosy.launch.screen import Screen
-from argosy.launch.seats import seat, seats
-from argosy.launch.signals import INTERRUPTS, Signals
+from argosy.launch.signal_socket import INTERRUPTS, SignalSocket
 from argosy.launch.starting import Starter
+from argosy.launch.status_poller import StatusPoller
 from argosy.launch.supervise import (
     Ended,
     Event,
     Interrupted,
     Limits,
     Say,
-    Send,
+    SendSignal,
     Supervisor,
     Tell,
     Tick,
@@ -61,7 +61,7 @@ def run(job: JobSpec) -> int:
         cluster = describe_cluster(ports.addresses)
         check(job, cluster, os.environ)
         # From here on there is something to clear away, which no signal may come in between of.
-        with Signals() as signals:
+        with SignalSocket() as signals:
             guard = Guard()
             stack.callback(guard.dismiss)
             cores = sorted(os.sched_getaffinity(0))
@@ -75,13 +75,13 @@ def run(job: JobSpec) -> int:
             ]
             # Another job on this machine is likely to begin with another core.
             single = not job.serve and plans[0].environ["OMP_NUM_THREADS"] == "1"
-            places = seats(job.members, cores, first=os.getpid()) if single else {}
+            places = assign_cores(job.members, cores, first=os.getpid()) if single else {}
             if (interrupt := starter.wait_until_ready(signals)) is not None:
                 return exit_status(-interrupt)
-            lookout = Lookout(cluster, workspace.status_file)
-            stack.callback(lookout.close)
+            poller = StatusPoller(cluster, workspace.status_file)
+            stack.callback(poller.close)
             supervisor = _supervisor(job)
-            with Run(plans, screen, signals, lookout, workspace, supervisor) as live:
+            with JobRun(plans, screen, signals, poller, workspace, supervisor) as live:
                 live.start(starter, ports, places)
                 starter.close()
                 live.until_over()
@@ -97,15 +97,15 @@ def _supervisor(job: JobSpec) -> Supervisor:
     return Supervisor(job.tasks, Limits(interrupt=job.grace), survives=not job.is_ring)
 
 
-class Run:
+class JobRun:
     """The tasks of a job while they live."""
 
     def __init__(
         self,
         plans: Sequence[TaskPlan],
         screen: Screen,
-        signals: Signals,
-        lookout: Lookout,
+        signals: SignalSocket,
+        poller: StatusPoller,
         workspace: Workspace,
         supervisor: Supervisor,
     ) -> None:
@@ -114,7 +114,7 @@ class Run:
         self.logs: dict[Task, TaskLog] = {}
         self._plans = plans
         self._signals = signals
-        self._lookout = lookout
+        self._poller = poller
         self._workspace = workspace
         self._viewed: tuple[Progress | None, str, tuple[int, int], str] = (None, "", (0, 0), "")
         self._processes: dict[Task, TaskProcess] = {}
@@ -122,7 +122,7 @@ class Run:
         self._began = time.monotonic()
         self._complained = False
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> JobRun:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ class Run:
             listener = ports.take_listener(task)
             try:
                 process = self._processes[task] = starter.start(plan, listener)
-                seat(process.pid, task, places)
+                pin(process.pid, task, places)
             finally:
                 if listener is not None:
                     listener.close()
@@ -192,7 +192,7 @@ class Run:
 
     def _timeout(self) -> float:
         """Milliseconds until there is something to do even if nothing happens."""
-        seconds = [self._lookout.pause]
+        seconds = [self._poller.pause]
         if self.supervisor.deadline is not None:
             seconds.append(max(0.0, self.supervisor.deadline - time.monotonic()))
         return min(seconds) * 1000 + 1
@@ -200,10 +200,10 @@ class Run:
     def _report(self) -> None:
         """On a terminal the live view; elsewhere a line now and then."""
         now = time.monotonic()
-        self._lookout.look(now)
+        self._poller.look(now)
         if self.screen.has_status:
-            self.screen.show_status(self._view(self._lookout.progress, self._status(), self.screen.room))
-        elif (line := self._lookout.line(now)) is not None:
+            self.screen.show_status(self._view(self._poller.progress, self._status(), self.screen.room))
+        elif (line := self._poller.line(now)) is not None:
             self.screen.warn(f"argosy: {line}")
 
     def _view(self, progress: Progress | None, tasks: str, room: tuple[int, int]) -> str:
@@ -237,7 +237,7 @@ class Run:
                     self.screen.warn(f"argosy: {text}")
                 case Tell(failure):
                     self._tell(failure)
-                case Send(tasks, number):
+                case SendSignal(tasks, number):
                     for task in tasks:
                         self._processes[task].send(number)
 

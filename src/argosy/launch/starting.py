@@ -11,11 +11,11 @@ import socket
 from collections.abc import Callable
 from types import TracebackType
 
-from argosy.launch.forking import ForkFailed, ForkServer
+from argosy.launch.fork_client import ForkFailed, ForkServer
 from argosy.launch.guard import Guard
 from argosy.launch.job import JobSpec, TaskPlan, shared_environ
 from argosy.launch.process import Process, TaskProcess, start_cold
-from argosy.launch.signals import INTERRUPTS, Signals
+from argosy.launch.signal_socket import INTERRUPTS, SignalSocket
 
 
 class Starter:
@@ -33,7 +33,7 @@ class Starter:
         environ = shared_environ(job, os.environ, cores)
         self._server = ForkServer(job.python_flags, job.command, environ, job.preload, guard)
 
-    def wait_until_ready(self, signals: Signals) -> int | None:
+    def wait_until_ready(self, signals: SignalSocket) -> int | None:
         """Until tasks can be started, seconds perhaps; returns a signal that told us to end meanwhile."""
         if self._server is None:
             return None

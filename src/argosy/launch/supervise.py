@@ -59,7 +59,7 @@ class Say:
 
 
 @dataclass(frozen=True)
-class Send:
+class SendSignal:
     """Signal these tasks, and all that they started."""
 
     tasks: tuple[Task, ...]
@@ -73,7 +73,7 @@ class Tell:
     failure: Ended
 
 
-Decision = Say | Send | Tell
+Decision = Say | SendSignal | Tell
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Supervisor:
 
     def _send(self, number: int) -> list[Decision]:
         self._signalled |= self.running
-        return [Send(tuple(sorted(self.running)), number)]
+        return [SendSignal(tuple(sorted(self.running)), number)]
 
     def _plan(self, rung: _Rung, deadline: float) -> None:
         self._rung = rung

@@ -10,7 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from argosy.cluster.launched import failure_file
+from argosy.cluster.launcher import failure_file
 from argosy.cluster.spec import Task
 from argosy.errors import ConfigError
 from argosy.launch.guard import Guard

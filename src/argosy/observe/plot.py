@@ -17,7 +17,7 @@ _HOUR = 3600.0
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """One start of a training: a point for each look at it. What was not known is NaN."""
 
     steps: list[float] = field(default_factory=list)
@@ -26,14 +26,14 @@ class Run:
     speeds: list[float] = field(default_factory=list)
 
 
-def runs_of(events: Iterable[Mapping[str, Any]]) -> list[Run]:
+def runs_of(events: Iterable[Mapping[str, Any]]) -> list[TrainingRun]:
     """The runs of a journal. Time is that spent training: the pauses between runs are left out."""
-    runs = [Run()]
+    runs = [TrainingRun()]
     trained = 0.0
     before: float | None = None
     for event in events:
         if event["event"] == "started":
-            runs.append(Run())
+            runs.append(TrainingRun())
             before = event.get("time")
         elif event["event"] == "progress":
             now = float(event["time"])
@@ -43,7 +43,7 @@ def runs_of(events: Iterable[Mapping[str, Any]]) -> list[Run]:
     return [run for run in runs if run.steps]
 
 
-def _add(run: Run, event: Mapping[str, Any], trained: float) -> None:
+def _add(run: TrainingRun, event: Mapping[str, Any], trained: float) -> None:
     run.steps.append(float(event["step"]))
     run.times.append(trained)
     run.losses.append(_number(event.get("loss")))
@@ -93,7 +93,7 @@ def _known(values: Iterable[float]) -> bool:
     return any(not math.isnan(value) for value in values)
 
 
-def _draw(runs: list[Run], title: str) -> Any:
+def _draw(runs: list[TrainingRun], title: str) -> Any:
     """What is known: a row for the loss, if any was logged, and one for the speed."""
     try:
         from matplotlib.figure import Figure  # and not pyplot: no window, no state

@@ -88,3 +88,6 @@ class WaitingReport(HeaderBase, frozen=True, tag="waiting"):
     tasks: tuple[str, ...]
     seconds: float
     holds: bool = True
+
+
+Asking: TypeAlias = StatusRequest | StatusReport | WaitingRequest | WaitingReport

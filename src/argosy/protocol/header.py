@@ -7,51 +7,14 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from argosy.protocol.asking import StatusReport, StatusRequest, WaitingReport, WaitingRequest
+from argosy.protocol.asking import Asking
 from argosy.protocol.fields import Count, HeaderBase
-from argosy.protocol.joining import (
-    Admitted,
-    Describe,
-    Described,
-    Fail,
-    GradientMemory,
-    GradientMemorySeen,
-    Hello,
-    JobOver,
-    Known,
-    Leave,
-    Left,
-    Refused,
-    Register,
-    Registered,
-    SlotValues,
-    Welcome,
-)
-from argosy.protocol.remote_work import Attach, Attached, Bereft, CutOff, Detach, Parcel, Reply, Work
-from argosy.protocol.saving import (
-    DirectoryOpened,
-    OpenDirectory,
-    OwnState,
-    ResumePoint,
-    ResumeRequest,
-    ShardSaved,
-)
-from argosy.protocol.training import (
-    BlockAhead,
-    Gathered,
-    GatherRequest,
-    HeldNotice,
-    NormReport,
-    Orders,
-    PushAnswer,
-    PushRequest,
-    Scale,
-    StopRequest,
-)
+from argosy.protocol.joining import Admitted, Fail, JobOver, Joining
+from argosy.protocol.remote_work import RemoteWork
+from argosy.protocol.saving import Saving, ShardSaved
+from argosy.protocol.training import Training, TrainingOfServers
 
-BetweenServers: TypeAlias = (
-    Admitted | HeldNotice | Orders | NormReport | ShardSaved | StopRequest | Scale | Fail | JobOver
-)
+BetweenServers: TypeAlias = Admitted | TrainingOfServers | ShardSaved | Fail | JobOver
 
 
 class Numbered(HeaderBase, frozen=True, tag="n"):
@@ -67,25 +30,4 @@ class SentCount(HeaderBase, frozen=True, tag="told"):
     sent: Count
 
 
-Joining: TypeAlias = (
-    Hello
-    | Welcome
-    | Refused
-    | Known
-    | Describe
-    | Described
-    | Register
-    | Registered
-    | GradientMemory
-    | GradientMemorySeen
-    | SlotValues
-    | Leave
-    | Left
-    | Fail
-    | JobOver
-)
-Training: TypeAlias = PushRequest | BlockAhead | PushAnswer | GatherRequest | Gathered | Numbered | SentCount
-Saving: TypeAlias = OpenDirectory | DirectoryOpened | ResumeRequest | ResumePoint | OwnState
-Asking: TypeAlias = StatusRequest | StatusReport | WaitingRequest | WaitingReport
-RemoteWork: TypeAlias = Attach | Attached | Work | Reply | Parcel | Bereft | CutOff | Detach
-Header: TypeAlias = Joining | Training | Saving | Asking | RemoteWork
+Header: TypeAlias = Joining | Training | Saving | Asking | RemoteWork | Numbered | SentCount

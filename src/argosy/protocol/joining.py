@@ -5,7 +5,7 @@ A *worker* talks to every server. Server 0, the *coordinator*, talks to the othe
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -142,3 +142,9 @@ class JobOver(HeaderBase, frozen=True, tag="over"):
 
     task: str = ""
     reason: str = ""
+
+
+Arriving: TypeAlias = Hello | Welcome | Refused | Known
+Registering: TypeAlias = Describe | Described | Register | Registered | SlotValues
+Leaving: TypeAlias = Leave | Left | Fail | JobOver
+Joining: TypeAlias = Arriving | Registering | GradientMemory | GradientMemorySeen | Leaving

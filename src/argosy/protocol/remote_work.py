@@ -6,7 +6,7 @@ A *client* talks to every task, a task back to the client, and a task to another
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -108,3 +108,6 @@ class Bereft(HeaderBase, frozen=True, tag="bereft"):
 
 class Detach(HeaderBase, frozen=True, tag="detach"):
     """A client goes: forget all that is its own."""
+
+
+RemoteWork: TypeAlias = Attach | Attached | Work | Reply | Parcel | Bereft | CutOff | Detach

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -58,3 +58,6 @@ class ShardSaved(HeaderBase, frozen=True, tag="saved"):
     step: Count
     file: ShardFile | None = None
     error: str = ""
+
+
+Saving: TypeAlias = OpenDirectory | DirectoryOpened | ResumeRequest | ResumePoint | OwnState

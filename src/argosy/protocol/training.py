@@ -109,3 +109,7 @@ class Scale(HeaderBase, frozen=True, tag="scale"):
 
 class StopRequest(HeaderBase, frozen=True, tag="stop"):
     """End the job after the next step."""
+
+
+Training: TypeAlias = PushRequest | BlockAhead | PushAnswer | GatherRequest | Gathered
+TrainingOfServers: TypeAlias = HeldNotice | Orders | NormReport | Scale | StopRequest

@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from argosy.errors import ArgosyError
 from argosy.modes import BufferRule
-from argosy.replica.marked import from_marked, kind_of, to_marked
 from argosy.replica.ring_buffers import NOTHING, Brought, RingBuffers
 from argosy.replica.ring_items import (
     Places,
@@ -27,9 +26,10 @@ from argosy.replica.ring_items import (
     item_of,
     views,
 )
-from argosy.ring.buckets import BUCKET_BYTES, Piece, fill
+from argosy.replica.sparse_marks import from_marked, kind_of, to_marked
+from argosy.ring.buckets import BUCKET_BYTES, BucketPiece, fill
 from argosy.ring.member import RingMember
-from argosy.ring.notes import ABSENT, DENSE, Outcome, Says
+from argosy.ring.notes import ABSENT, DENSE, RoundOutcome, Says
 from argosy.torch_private import at_end_of_backward, foreach_copy_, graph_task
 
 
@@ -49,7 +49,7 @@ class Averaging:
         rule: BufferRule,
         wire: torch.dtype | None,
         on_pass: Callable[[], None] | None,
-        on_end: Callable[[Outcome], None],
+        on_end: Callable[[RoundOutcome], None],
         brought: Brought = NOTHING,
     ) -> None:
         self._member = member
@@ -162,7 +162,7 @@ class Averaging:
         self.rounds.begin(says, mark, self._member.take_wishes())
 
     @torch.no_grad()
-    def end(self, takes: bool = True) -> Outcome:
+    def end(self, takes: bool = True) -> RoundOutcome:
         """Send what is left, wait for the others, and take the result; `takes`: also into the gradients."""
         rounds = self.rounds
         while rounds.entered < self._of_gradients:
@@ -200,7 +200,7 @@ class Averaging:
                 view.fill_(-0.0)
         self.rounds.enter(kinds)
 
-    def _whole(self, gradient: torch.Tensor, piece: Piece) -> torch.Tensor:
+    def _whole(self, gradient: torch.Tensor, piece: BucketPiece) -> torch.Tensor:
         """A gradient that is not strided, made dense once for all of its pieces."""
         if piece.whole:
             return to_marked(gradient)
@@ -209,7 +209,7 @@ class Averaging:
         last = piece.end == gradient.numel()
         return self._marked.pop(piece.item) if last else self._marked[piece.item]
 
-    def _take(self, number: int, outcome: Outcome) -> None:
+    def _take(self, number: int, outcome: RoundOutcome) -> None:
         """The result of a bucket, into the gradients or buffers that it is of."""
         if number >= self._of_gradients:
             self._take_buffers(number, outcome)
@@ -232,7 +232,7 @@ class Averaging:
         if targets:
             foreach_copy_(targets, taken)
 
-    def _put_sparse(self, piece: Piece, source: torch.Tensor, kind: int) -> None:
+    def _put_sparse(self, piece: BucketPiece, source: torch.Tensor, kind: int) -> None:
         parameter = self._parameters[piece.item]
         if piece.whole:
             parameter.grad = from_marked(source, kind)
@@ -243,7 +243,7 @@ class Averaging:
         if piece.end == parameter.numel():
             parameter.grad = from_marked(self._marked.pop(piece.item), kind)
 
-    def _take_buffers(self, number: int, outcome: Outcome) -> None:
+    def _take_buffers(self, number: int, outcome: RoundOutcome) -> None:
         if number >= self._of_gradients:
             self.buffers.take(number)
 

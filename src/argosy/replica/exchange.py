@@ -16,7 +16,7 @@ from torch import nn
 from argosy.modes import BufferRule
 from argosy.protocol.decisions import Status
 from argosy.replica.hyperparameters import take_groups
-from argosy.replica.loads import Loads
+from argosy.replica.loaded_values import Loads
 from argosy.replica.turn import Turn
 
 

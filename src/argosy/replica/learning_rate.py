@@ -13,10 +13,10 @@ from argosy.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from argosy.replica.replica import Replica
+    from argosy.replica.worker import Worker
 
 
-def scale_learning_rate(optimizer: torch.optim.Optimizer, replica: Replica, warmup: int = 500) -> None:
+def scale_learning_rate(optimizer: torch.optim.Optimizer, replica: Worker, warmup: int = 500) -> None:
     """Multiply the learning rate of every group by the number of replicas, after a warm-up.
 
     Call it once, before any scheduler is made: schedulers made after it work from the scaled rate. Over the

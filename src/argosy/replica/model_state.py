@@ -15,7 +15,7 @@ from torch import nn
 from argosy.errors import ConfigError
 from argosy.protocol.frames import MAX_FRAME_BYTES
 from argosy.torch_private import buffers_of
-from argosy.wire.tensors import dtype_name
+from argosy.wire.tensor_bytes import dtype_name
 
 
 class ModelState:

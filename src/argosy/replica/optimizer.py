@@ -57,7 +57,6 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
         self._without_session = False
         self.stepped = False  # whether a step has been made
         self._gathered = 0  # backward passes since the last push, when `every` is used
-        self._every = 1  # what it was last
         self.verdict = Verdict("pulled", 0)
         self.watcher: Watcher | None = None
         self.keep_back = False  # the next step brings nothing
@@ -122,14 +121,12 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
             return self.skip()
         self._weigh(weight)
         self._gathered += 1
-        self._every = every
         if self._gathered < every:
             self._exchange.hold(self._gathered + 1 < every)
             return Verdict("held", self.verdict.global_step)
         if self._weight is not None and self._weight < _NOTHING:
             return self.skip()
         passes, self._gathered = self._gathered, 0
-        self._exchange.accumulate(every > 1)  # the next passes are likely to be like these
         for pre in pre_hooks_of(self).values():
             pre(self, (), {})
         if self.watcher is not None:
@@ -196,7 +193,6 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
         self._gathered = 0
         self._weight = None
         self.keep_back = False
-        self._exchange.accumulate(self._every > 1)
         self.verdict = self._exchange.skip()
         if self.watcher is not None:
             self.watcher.after_step()

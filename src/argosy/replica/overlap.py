@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from argosy.protocol.layout import Layout
-from argosy.replica.packing import Packing
+from argosy.replica.block_packing import BlockPacking
 from argosy.torch_private import version_of
 
 
@@ -25,7 +25,7 @@ class Overlap:
         self,
         layout: Layout,
         parameters: Sequence[nn.Parameter],
-        packing: Packing,
+        packing: BlockPacking,
         servers: Collection[int],
         send: Callable[[int, int, torch.Tensor], None],
     ) -> None:

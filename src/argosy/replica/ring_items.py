@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from argosy.modes import BufferRule
-from argosy.ring.buckets import BUCKET_BYTES, Bucket, Item, Piece, fill
+from argosy.ring.buckets import BUCKET_BYTES, Bucket, BucketItem, BucketPiece, fill
 from argosy.torch_private import buffers_of
 
 _ANY = torch.preserve_format
@@ -34,9 +34,9 @@ def buffers_at(places: Places) -> list[torch.Tensor]:
     return [buffer for module, name in places if (buffer := buffers_of(module)[name]) is not None]
 
 
-def item_of(tensor: torch.Tensor) -> Item[torch.dtype]:
+def item_of(tensor: torch.Tensor) -> BucketItem[torch.dtype]:
     """A tensor as a bucket sees it."""
-    return Item(tensor.numel(), tensor.dtype, tensor.element_size())
+    return BucketItem(tensor.numel(), tensor.dtype, tensor.element_size())
 
 
 def buffer_buckets(
@@ -72,7 +72,7 @@ def gradient_of(parameter: nn.Parameter, whole: bool = True) -> torch.Tensor:
     return found
 
 
-def cut(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+def cut(tensor: torch.Tensor, piece: BucketPiece) -> torch.Tensor:
     """A piece of a tensor, of which only a contiguous one is not copied."""
     return tensor if piece.whole else tensor.reshape(-1)[piece.begin : piece.end]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from argosy.checkpoint import folder
-from argosy.checkpoint.reading import Checkpoint
+from argosy.checkpoint.tensor_reader import Checkpoint
 from argosy.errors import CheckpointDamaged, ConfigError
 from argosy.modes import Ring
+from argosy.replica.chief_saving import ChiefSaving
 from argosy.replica.exchange import Keeping, Resumed, Training
-from argosy.replica.own_saving import OwnSaving
 from argosy.replica.torch_state import TorchState
 from argosy.ring.member import RingMember
 from argosy.update.checkpoints import Checkpoints
@@ -35,9 +35,9 @@ class RingSaving:
         self._keeping = keeping
         self._state = state
         self._member = member
-        self._saving: OwnSaving | None = None
+        self._saving: ChiefSaving | None = None
         if member.rank == 0:
-            self._saving = OwnSaving(
+            self._saving = ChiefSaving(
                 training, keeping, Ring(), state, member.group.size, self._collect, _STATES_WITHIN
             )
         self._cut: int | None = None  # the step that waits for this replica's state

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from argosy.checkpoint.index import SavedOptimizer, SavedParameter
-from argosy.checkpoint.reading import Checkpoint
 from argosy.checkpoint.safetensors import Entry
+from argosy.checkpoint.tensor_reader import Checkpoint
 from argosy.errors import ConfigError
 from argosy.replica.exchange import names_of, parameters_of
 from argosy.replica.hyperparameters import groups_of, is_plain
 from argosy.replica.model_state import ModelState
-from argosy.wire.tensors import dtype_name
+from argosy.wire.tensor_bytes import dtype_name
 
 
 class TorchState:

@@ -21,9 +21,9 @@ from argosy.errors import ConfigError
 from argosy.ring import sparse
 from argosy.ring.flats import Flat, Flats, alike, flat_of, split_by
 from argosy.ring.group import Membership, RingGroup
-from argosy.ring.lanes import Lanes
+from argosy.ring.point_to_point import PointToPoint
+from argosy.ring.reduction import Operation
 from argosy.ring.runner import Runner
-from argosy.ring.sums import Operation
 
 NAME = "argosy"
 _OPERATIONS: dict[Any, Operation] = {
@@ -44,10 +44,10 @@ _REAL = _BITWISE | {"product", "min", "max"}
 class RingProcessGroup(dist.ProcessGroup):
     """What `init_process_group("argosy")` makes."""
 
-    def __init__(self, group: RingGroup, lanes: Lanes) -> None:
+    def __init__(self, group: RingGroup, pairs: PointToPoint) -> None:
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self._group = group
-        self._lanes = lanes
+        self._pairs = pairs
         others = tuple(name for rank, name in enumerate(group.names) if rank != group.rank)
         self._runner = Runner(group, others)
         self._name = ""
@@ -76,7 +76,7 @@ class RingProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Leave: called by `destroy_process_group`."""
         self._runner.close()
-        self._lanes.close()
+        self._pairs.close()
         self._group.close()
 
     abort = shutdown
@@ -275,11 +275,11 @@ class RingProcessGroup(dist.ProcessGroup):
     # --- from one rank to another -------------------------------------------------------------------------
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Any:
         """To one rank, which calls `recv` with the same tag; those of a tag arrive in order."""
-        return self._lanes.send(tensors, to, tag)
+        return self._pairs.send(tensors, to, tag)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:
         """From one rank."""
-        return self._lanes.receive(tensors, source, tag)
+        return self._pairs.receive(tensors, source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         """Refused."""
@@ -339,7 +339,7 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> RingProces
         insecure=bool(told) and read_bool("insecure", told),
         towards=os.environ.get("MASTER_ADDR", "localhost"),
     )
-    return RingProcessGroup(RingGroup(store, member), Lanes(PrefixStore("lanes", store), member))
+    return RingProcessGroup(RingGroup(store, member), PointToPoint(PrefixStore("lanes", store), member))
 
 
 def register() -> None:

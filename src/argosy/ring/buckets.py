@@ -20,7 +20,7 @@ BUCKET_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Item(Generic[D]):
+class BucketItem(Generic[D]):
     """A tensor that travels: its number of elements, dtype and the bytes of an element."""
 
     count: int
@@ -29,7 +29,7 @@ class Item(Generic[D]):
 
 
 @dataclass(frozen=True)
-class Piece:
+class BucketPiece:
     """The elements `begin` to `end` of the item of that number, and where in its bucket they begin."""
 
     item: int
@@ -45,16 +45,16 @@ class Bucket(Generic[D]):
 
     dtype: D
     rule: Rule
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BucketPiece, ...]
     count: int
     nbytes: int
 
 
-def fill(items: Sequence[Item[D]], most: int, rule: Rule = "mean", first: int = 0) -> list[Bucket[D]]:
+def fill(items: Sequence[BucketItem[D]], most: int, rule: Rule = "mean", first: int = 0) -> list[Bucket[D]]:
     """Buckets of at most `most` bytes; `first` is the number of the first item."""
-    open_: dict[D, list[Piece]] = {}
+    open_: dict[D, list[BucketPiece]] = {}
     sizes: dict[D, int] = {}
-    full: list[tuple[D, list[Piece]]] = []
+    full: list[tuple[D, list[BucketPiece]]] = []
     itemsize: dict[D, int] = {}
     for number in reversed(range(len(items))):
         item = items[number]
@@ -66,7 +66,7 @@ def fill(items: Sequence[Item[D]], most: int, rule: Rule = "mean", first: int = 
             if sizes.get(item.dtype, 0) + size > most and open_.get(item.dtype):
                 full.append((item.dtype, open_.pop(item.dtype)))
                 sizes[item.dtype] = 0
-            piece = Piece(first + number, begin, end, end - begin == item.count)
+            piece = BucketPiece(first + number, begin, end, end - begin == item.count)
             open_.setdefault(item.dtype, []).append(piece)
             sizes[item.dtype] = sizes.get(item.dtype, 0) + size
     return [_bucket(dtype, itemsize[dtype], members, rule) for dtype, members in (*full, *open_.items())]
@@ -76,7 +76,7 @@ def _padded(count: int, itemsize: int) -> int:
     return -(-count * itemsize // _LINE) * _LINE
 
 
-def _bucket(dtype: D, itemsize: int, members: Sequence[Piece], rule: Rule) -> Bucket[D]:
+def _bucket(dtype: D, itemsize: int, members: Sequence[BucketPiece], rule: Rule) -> Bucket[D]:
     pieces = []
     place = 0
     for piece in members:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from argosy.ring.agreement import Agreement, Call, call
 from argosy.ring.board import ENTERED, REDUCED
-from argosy.ring.meeting import Host
-from argosy.ring.schedule import chunks, home_of, homes, others, slices, slots, stages
-from argosy.ring.sums import Operation, combine
+from argosy.ring.call_check import Call, CallCheck, call
+from argosy.ring.host_ranks import HostMemory
+from argosy.ring.reduction import Operation, combine
+from argosy.ring.schedule import chunk_buffers, chunks, home_of, homes, others, slices, stages
 
 # Chunks of this size: all ranks' together fit into the caches that they share.
 CHUNK_BYTES = 2 * 2**20
@@ -25,38 +25,38 @@ _WHOLE_BYTES = 4 * 2**20
 _LINE = 64
 
 
-def slot_bytes(ranks: int) -> int:
-    """Shared memory of one slot: a chunk of every rank."""
+def chunk_buffer_bytes(ranks: int) -> int:
+    """Shared memory of one buffer: a chunk of every rank."""
     return ranks * _WHOLE_BYTES
 
 
 def ring_bytes(ranks: int) -> int:
     """Shared memory of a ring of so many ranks."""
-    return slots(ranks) * slot_bytes(ranks)
+    return chunk_buffers(ranks) * chunk_buffer_bytes(ranks)
 
 
 class HostRing:
     """The ranks of this host."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostMemory) -> None:
         self._host = host
         self._board = host.board
         self.rank = host.board.rank
         self.size = host.board.size
         self._bytes = host.memory.everything()
         self._areas: dict[torch.dtype, list[list[torch.Tensor]]] = {}
-        self._slots = slots(self.size)
-        self._next = 0  # the slot of the next chunk
-        self._agreement = Agreement(host.board)
+        self._buffers = chunk_buffers(self.size)
+        self._next = 0  # the buffer of the next chunk
+        self._call_check = CallCheck(host.board)
 
     @property
     def turns(self) -> int:
         """How many calls this rank has begun, refused ones too."""
-        return self._agreement.turns
+        return self._call_check.turns
 
     def refuse(self, name: str, reason: str) -> None:
         """Have the others' next call fail, as this rank cannot make it."""
-        self._agreement.refuse(name, reason)
+        self._call_check.refuse(name, reason)
 
     def close(self) -> None:
         """Say farewell."""
@@ -65,7 +65,7 @@ class HostRing:
 
     # --- places in shared memory --------------------------------------------------------------------------
     def _places(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
-        """For each slot: the chunk of each rank."""
+        """For each buffer: the chunk of each rank."""
         if dtype not in self._areas:
             begins, count = self._host.begins, _WHOLE_BYTES
             # A view made in inference mode could not be written to outside of it.
@@ -74,12 +74,12 @@ class HostRing:
                     [
                         self._bytes[place : place + count].view(dtype)
                         for place in range(
-                            begins + slot * slot_bytes(self.size),
-                            begins + (slot + 1) * slot_bytes(self.size),
+                            begins + buffer * chunk_buffer_bytes(self.size),
+                            begins + (buffer + 1) * chunk_buffer_bytes(self.size),
                             count,
                         )
                     ]
-                    for slot in range(self._slots)
+                    for buffer in range(self._buffers)
                 ]
             self._areas[dtype] = typed
         return self._areas[dtype]
@@ -92,30 +92,30 @@ class HostRing:
         reduce: Callable[[int, int], None] | None,
         leave: Callable[[int, int], None] | None,
     ) -> None:
-        """Take `count` chunks through the slots; each function gets a chunk's number and its slot."""
+        """Take `count` chunks through the buffers; each function gets a chunk's number and its buffer."""
         board = self._board
-        self._agreement.begin(made)
+        self._call_check.begin(made)
         base = board.posted[ENTERED]
         for stage in stages(count):
             number = base + stage.chunk + 1
-            slot = (self._next + stage.chunk) % self._slots
+            buffer = (self._next + stage.chunk) % self._buffers
             if stage.phase == "enter":
                 if enter is not None:
-                    enter(stage.chunk, slot)
+                    enter(stage.chunk, buffer)
                 board.post(ENTERED)
             elif stage.phase == "reduce":
                 board.wait(ENTERED, number)
                 if stage.chunk == 0:
-                    self._agreement.check()
+                    self._call_check.check()
                 if reduce is not None:
-                    reduce(stage.chunk, slot)
+                    reduce(stage.chunk, buffer)
                 board.post(REDUCED)
             else:
                 board.wait(REDUCED, number)
                 if leave is not None:
-                    leave(stage.chunk, slot)
-        if self.size > 2:  # else the same slot is free again, and in the caches
-            self._next = (self._next + count) % self._slots
+                    leave(stage.chunk, buffer)
+        if self.size > 2:  # else the same buffer is free again, and in the caches
+            self._next = (self._next + count) % self._buffers
 
     # --- collectives --------------------------------------------------------------------------------------
     def all_reduce(
@@ -133,31 +133,31 @@ class HostRing:
             begin, end = pieces[chunk]
             return slices(end - begin, self.size, itemsize)[self.rank]
 
-        def enter(chunk: int, slot: int) -> None:
+        def enter(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
-            mine = places[slot][self.rank]
+            mine = places[buffer][self.rank]
             for left, right in others((0, end - begin), own(chunk)):
                 mine[left:right].copy_(flat[begin + left : begin + right])
 
-        def reduce(chunk: int, slot: int) -> None:
+        def reduce(chunk: int, buffer: int) -> None:
             left, right = own(chunk)
             if left == right:
                 return
             begin = pieces[chunk][0]
-            parts = [place[left:right] for place in places[slot]]
+            parts = [place[left:right] for place in places[buffer]]
             target = parts[home_of(self.rank, self.size)]
             parts[self.rank] = flat[begin + left : begin + right]
             combine(target, parts, operation, divisor)
             if keep:
                 parts[self.rank].copy_(target)
 
-        def leave(chunk: int, slot: int) -> None:
+        def leave(chunk: int, buffer: int) -> None:
             if not keep:
                 return
             begin, end = pieces[chunk]
             for home, whole in homes(end - begin, self.size, itemsize):
                 for left, right in others(whole, own(chunk)):
-                    flat[begin + left : begin + right].copy_(places[slot][home][left:right])
+                    flat[begin + left : begin + right].copy_(places[buffer][home][left:right])
 
         made = call(name, flat.dtype, flat.numel(), operation, root)
         self._walk(made, len(pieces), enter, reduce, leave)
@@ -167,15 +167,15 @@ class HostRing:
         places = self._places(flat.dtype)
         pieces = _pieces(flat.numel(), CHUNK_BYTES // flat.element_size())
 
-        def enter(chunk: int, slot: int) -> None:
+        def enter(chunk: int, buffer: int) -> None:
             if self.rank == root:
                 begin, end = pieces[chunk]
-                places[slot][root][: end - begin].copy_(flat[begin:end])
+                places[buffer][root][: end - begin].copy_(flat[begin:end])
 
-        def reduce(chunk: int, slot: int) -> None:
+        def reduce(chunk: int, buffer: int) -> None:
             if self.rank != root:
                 begin, end = pieces[chunk]
-                flat[begin:end].copy_(places[slot][root][: end - begin])
+                flat[begin:end].copy_(places[buffer][root][: end - begin])
 
         self._walk(call(name, flat.dtype, flat.numel(), root=root), len(pieces), enter, reduce, None)
 
@@ -186,13 +186,13 @@ class HostRing:
         places = self._places(flat.dtype)
         pieces = _pieces(flat.numel(), CHUNK_BYTES // flat.element_size())
 
-        def enter(chunk: int, slot: int) -> None:
+        def enter(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
-            places[slot][self.rank][: end - begin].copy_(flat[begin:end])
+            places[buffer][self.rank][: end - begin].copy_(flat[begin:end])
 
-        def reduce(chunk: int, slot: int) -> None:
+        def reduce(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
-            for output, place in zip(outputs, places[slot], strict=False):
+            for output, place in zip(outputs, places[buffer], strict=False):
                 output[begin:end].copy_(place[: end - begin])
 
         self._walk(call(name, flat.dtype, flat.numel()), len(pieces), enter, reduce, None)
@@ -205,21 +205,21 @@ class HostRing:
         sizes = tuple(each.numel() for each in inputs)
         room, pieces = self._shares(max(sizes), out.element_size())
 
-        def enter(chunk: int, slot: int) -> None:
+        def enter(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
-            mine = places[slot][self.rank]
+            mine = places[buffer][self.rank]
             for rank, given in enumerate(inputs):
                 part = given[begin:end]
                 if rank != self.rank:
                     mine[rank * room : rank * room + part.numel()].copy_(part)
 
-        def reduce(chunk: int, slot: int) -> None:
+        def reduce(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
             into = out[begin:end]
             if not into.numel():
                 return
             left = self.rank * room
-            parts = [place[left : left + into.numel()] for place in places[slot][: self.size]]
+            parts = [place[left : left + into.numel()] for place in places[buffer][: self.size]]
             parts[self.rank] = inputs[self.rank][begin:end]
             combine(into, parts, operation, divisor)
 
@@ -233,15 +233,15 @@ class HostRing:
         places = self._places(outputs[0].dtype)
         room, pieces = self._shares(most, outputs[0].element_size())
 
-        def enter(chunk: int, slot: int) -> None:
+        def enter(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
-            mine = places[slot][self.rank]
+            mine = places[buffer][self.rank]
             for rank, given in enumerate(inputs):
                 part = given[begin:end]
                 if rank != self.rank and part.numel():
                     mine[rank * room : rank * room + part.numel()].copy_(part)
 
-        def reduce(chunk: int, slot: int) -> None:
+        def reduce(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
             left = self.rank * room
             for rank, output in enumerate(outputs):
@@ -249,7 +249,7 @@ class HostRing:
                 if rank == self.rank:
                     part.copy_(inputs[rank][begin:end])
                 elif part.numel():
-                    part.copy_(places[slot][rank][left : left + part.numel()])
+                    part.copy_(places[buffer][rank][left : left + part.numel()])
 
         self._walk(made, len(pieces), enter, reduce, None)
 
@@ -260,9 +260,9 @@ class HostRing:
 
     def agree(self, made: Call) -> None:
         """Wait until every rank makes this call, which moves nothing."""
-        self._agreement.begin(made)
+        self._call_check.begin(made)
         self._board.wait(ENTERED, self._board.post(ENTERED))
-        self._agreement.check()
+        self._call_check.check()
         self._board.post(REDUCED)
         self._next = 0  # all have done with whatever came before
 

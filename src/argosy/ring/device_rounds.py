@@ -15,8 +15,8 @@ from torch import distributed as dist
 
 from argosy.ring.buckets import Bucket
 from argosy.ring.group import RingGroup
-from argosy.ring.notes import ABSENT, DENSE, NO_WISHES, Outcome, Said, Says, Wishes, conclude, merge
-from argosy.ring.sums import combine, nothing
+from argosy.ring.notes import ABSENT, DENSE, NO_WISHES, RoundOutcome, Said, Says, Wishes, conclude, merge
+from argosy.ring.reduction import combine, nothing
 
 
 class DeviceRounds:
@@ -89,7 +89,7 @@ class DeviceRounds:
     def advance(self) -> None:
         """Nothing to do: the device does it."""
 
-    def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
+    def finish(self, take: Callable[[int, RoundOutcome], None]) -> RoundOutcome:
         """As in `Rounds`."""
         outcome, brought = self._agree()
         for number, (bucket, work) in enumerate(zip(self.buckets, self._works, strict=True)):
@@ -101,7 +101,7 @@ class DeviceRounds:
                 take(number, outcome)
         return outcome
 
-    def _agree(self) -> tuple[Outcome, list[int]]:
+    def _agree(self) -> tuple[RoundOutcome, list[int]]:
         """What the round came to, and of each bucket how many have something of it."""
         mine = torch.tensor([self._says, self._wishes, self._mark, *self._notes], dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self._ring.size)]

@@ -16,12 +16,12 @@ from torch.distributed import Store
 
 from argosy.errors import JobFailed
 from argosy.events import say
-from argosy.ring.agreement import Call, Disagreement, call
+from argosy.ring.among_hosts import Leaders, gloo_groups, mpi_groups, require_insecure
+from argosy.ring.call_check import Call, Disagreement, call
 from argosy.ring.collectives import HostRing, ring_bytes
-from argosy.ring.hosts import Leaders, gloo_groups, mpi_groups, require_insecure
-from argosy.ring.meeting import Company, Mailbox, assemble, share
-from argosy.ring.sums import NARROW, Operation, combine
-from argosy.ring.ways import Among, among_hosts, describe
+from argosy.ring.host_ranks import Mailbox, RanksByHost, assemble, share
+from argosy.ring.reduction import NARROW, Operation, combine
+from argosy.ring.transport_choice import Among, among_hosts, describe
 
 # What travels between hosts at once.
 PIECE_BYTES = 8 * 2**20
@@ -43,7 +43,7 @@ class Membership:
     towards: str = "localhost"
 
 
-def enter(store: Store, member: Membership) -> tuple[Mailbox, Company, Leaders | None]:
+def enter(store: Store, member: Membership) -> tuple[Mailbox, RanksByHost, Leaders | None]:
     """Wait for all ranks, and connect the hosts."""
     mailbox = Mailbox(store, member.names, member.timeout)
     company = assemble(mailbox, member.rank, len(member.names))
@@ -57,7 +57,7 @@ def enter(store: Store, member: Membership) -> tuple[Mailbox, Company, Leaders |
     return mailbox, company, Leaders(groups, company, member.names) if company.leads else None
 
 
-def chosen(company: Company) -> Among:
+def chosen(company: RanksByHost) -> Among:
     """What the hosts speak with each other."""
     return among_hosts(sum(map(len, company.hosts)), dist.is_mpi_available(), os.environ)
 

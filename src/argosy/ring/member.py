@@ -20,10 +20,10 @@ from argosy.events import say
 from argosy.ring.buckets import Bucket
 from argosy.ring.device_rounds import DeviceRounds
 from argosy.ring.group import Membership, RingGroup
-from argosy.ring.meeting import Mailbox, share
+from argosy.ring.host_ranks import Mailbox, share
 from argosy.ring.notes import NO_WISHES, Wishes
 from argosy.ring.rounds import Rounds, room
-from argosy.ring.ways import for_tensors
+from argosy.ring.transport_choice import for_tensors
 
 _FAILED = "failed"
 _CPU = torch.device("cpu")

@@ -50,7 +50,7 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundOutcome:
     """What a round came to, the same on every rank.
 
     `givers`: how many gave something, `first` the lowest of them. `active`: how many are still training.
@@ -87,7 +87,7 @@ def read_head(row: bytes) -> Said:
 PLAIN = head(Says.GIVES, 0)[:2]  # how the row of a rank begins that gives, and wants nothing
 
 
-def conclude(said: Mapping[int, Said], pieces: Sequence[int], everyone: bool = True) -> Outcome:
+def conclude(said: Mapping[int, Said], pieces: Sequence[int], everyone: bool = True) -> RoundOutcome:
     """The outcome of what each rank said, and of the kind of each piece."""
     givers = [rank for rank, each in said.items() if each.says == Says.GIVES]
     training = [(rank, each.mark) for rank, each in said.items() if each.says != Says.IS_DONE]
@@ -95,7 +95,7 @@ def conclude(said: Mapping[int, Said], pieces: Sequence[int], everyone: bool = T
     wishes = NO_WISHES
     for each in said.values():
         wishes |= each.wishes
-    return Outcome(
+    return RoundOutcome(
         len(givers),
         givers[0] if givers else -1,
         len(training),

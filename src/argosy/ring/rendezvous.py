@@ -13,7 +13,7 @@ from datetime import timedelta
 from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.cluster.spec import Address
 from argosy.errors import ConfigError, WaitTimeout
 from argosy.events import say_waiting

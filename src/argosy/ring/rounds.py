@@ -13,17 +13,17 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from argosy.ring.among_hosts import Leaders
 from argosy.ring.board import ENTERED, PUBLISHED, REDUCED
 from argosy.ring.buckets import Bucket, Rule
-from argosy.ring.hosts import Leaders
-from argosy.ring.meeting import Company, Host
+from argosy.ring.host_ranks import HostMemory, RanksByHost
 from argosy.ring.notes import (
     ABSENT,
     DENSE,
     HEAD,
     NO_WISHES,
     PLAIN,
-    Outcome,
+    RoundOutcome,
     Said,
     Says,
     Wishes,
@@ -34,8 +34,8 @@ from argosy.ring.notes import (
     read_head,
     to_number,
 )
+from argosy.ring.reduction import NARROW, Operation, combine, nothing
 from argosy.ring.schedule import slices
-from argosy.ring.sums import NARROW, Operation, combine, nothing
 
 _PAGE = 4096
 # How the ranks' parts become one: what a mean is made of is a sum.
@@ -43,19 +43,19 @@ _AMONG: dict[Rule, Operation] = {"mean": "sum", "latest": "sum", "first": "sum",
 _MEANS = frozenset({"mean", "latest"})
 
 
-def room(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+def room(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
     """The shared memory that rounds of these buckets need on this host, in bytes."""
     ranks = len(company.mine)
     results = sum(_result_bytes(bucket, company) for bucket in buckets)
     return _notes_bytes(buckets, company) + ranks * sum(bucket.nbytes for bucket in buckets) + results
 
 
-def _result_dtype(bucket: Bucket[torch.dtype], company: Company) -> torch.dtype:
+def _result_dtype(bucket: Bucket[torch.dtype], company: RanksByHost) -> torch.dtype:
     """Sums that other hosts' will be added to are not rounded to half precision before."""
     return torch.float32 if len(company.hosts) > 1 and bucket.dtype in NARROW else bucket.dtype
 
 
-def _result_bytes(bucket: Bucket[torch.dtype], company: Company) -> int:
+def _result_bytes(bucket: Bucket[torch.dtype], company: RanksByHost) -> int:
     return bucket.count * _result_dtype(bucket, company).itemsize
 
 
@@ -63,12 +63,12 @@ def _items(buckets: Sequence[Bucket[torch.dtype]]) -> int:
     return sum(len(bucket.pieces) for bucket in buckets)
 
 
-def _agreed_count(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+def _agreed_count(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
     """The numbers that hosts agree on: what each rank says, wants, its mark, and the kind of each piece."""
     return 3 * sum(map(len, company.hosts)) + _items(buckets)
 
 
-def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], company: Company) -> int:
+def _notes_bytes(buckets: Sequence[Bucket[torch.dtype]], company: RanksByHost) -> int:
     rows = len(company.mine) * (HEAD + _items(buckets))
     each = 2 * (rows + 8 * _agreed_count(buckets, company)) + 8
     return -(-each // _PAGE) * _PAGE
@@ -79,9 +79,9 @@ class Rounds:
 
     def __init__(
         self,
-        host: Host,
+        host: HostMemory,
         buckets: Sequence[Bucket[torch.dtype]],
-        company: Company,
+        company: RanksByHost,
         leaders: Leaders | None = None,
         wire: torch.dtype | None = None,
     ) -> None:
@@ -193,7 +193,7 @@ class Rounds:
                 return
             self._send_across(self._leaders)
 
-    def finish(self, take: Callable[[int, Outcome], None]) -> Outcome:
+    def finish(self, take: Callable[[int, RoundOutcome], None]) -> RoundOutcome:
         """Wait for the others, and have each bucket taken when its result is there, if there is one.
 
         Every bucket has been entered.
@@ -214,7 +214,7 @@ class Rounds:
                 take(number, outcome)
         return outcome
 
-    def _finish_across(self, take: Callable[[int, Outcome], None], last: int) -> Outcome:
+    def _finish_across(self, take: Callable[[int, RoundOutcome], None], last: int) -> RoundOutcome:
         if self._leaders is not None:
             self._agree(self._leaders, last)
         outcome = None
@@ -262,13 +262,13 @@ class Rounds:
     def _rows(self, present: Sequence[int]) -> list[bytes]:
         return [bytes(self._notes[self._row(rank) :][: self._width]) for rank in present]
 
-    def _tally(self, last: int) -> Outcome:
+    def _tally(self, last: int) -> RoundOutcome:
         present = self._board.present(last)
         rows = self._rows(present)
         one = rows[0]
         everyone = len(present) == self._board.size
         if one.startswith(PLAIN) and one.endswith(self._dense) and all(row == one for row in rows):
-            return Outcome(len(rows), present[0], len(rows), everyone=everyone)
+            return RoundOutcome(len(rows), present[0], len(rows), everyone=everyone)
         said = {rank: read_head(row) for rank, row in zip(present, rows, strict=True)}
         return conclude(said, self._kinds(rows), everyone)
 
@@ -305,7 +305,7 @@ class Rounds:
         agreed.copy_(torch.tensor([*says, *wishes, *marks, *pieces], dtype=torch.int64))
         self._agreeing = leaders.begin_noting(agreed)
 
-    def _read_agreed(self) -> Outcome:
+    def _read_agreed(self) -> RoundOutcome:
         numbers = self._agreed[self._round % 2].tolist()
         world = self._world
         said = {

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch.futures import Future
 
 from argosy.errors import ArgosyError
-from argosy.ring.agreement import Disagreement
+from argosy.ring.call_check import Disagreement
 from argosy.ring.work import RingWork
 from argosy.torch_private import inference_mode, work_of_future
 

@@ -58,12 +58,12 @@ def homes(count: int, ranks: int, itemsize: int) -> tuple[tuple[int, tuple[int, 
     return ((home_of(0, ranks), (0, first)), (0, (first, count)))
 
 
-def slots(ranks: int) -> int:
+def chunk_buffers(ranks: int) -> int:
     """How many chunks lie in shared memory at a time.
 
     One is filled while another is summed. With three ranks or more, the sums of a third may still be read by
     a slow one: who has seen all reduce a chunk knows only that all have left the one before it. Of two ranks,
-    each reads just what the other made, from a place that only it fills: two slots will do.
+    each reads just what the other made, from a place that only it fills: two buffers will do.
     """
     return DEPTH if ranks <= 2 else DEPTH + 1
 
@@ -72,7 +72,7 @@ def slots(ranks: int) -> int:
 def stages(count: int) -> tuple[Stage, ...]:
     """The order in which a rank takes `count` chunks through shared memory.
 
-    A chunk is entered when the chunk two before it has left, by when all have left the one whose slot it
+    A chunk is entered when the chunk two before it has left, by when all have left the one whose buffer it
     gets; it is reduced after the next one has been entered, by when the others have mostly arrived.
     """
     found = []

@@ -7,7 +7,7 @@ import torch
 from argosy.errors import ConfigError
 from argosy.ring.flats import flat_of
 from argosy.ring.group import RingGroup
-from argosy.ring.sums import Operation
+from argosy.ring.reduction import Operation
 
 
 def all_reduce(group: RingGroup, tensor: torch.Tensor, operation: Operation) -> None:

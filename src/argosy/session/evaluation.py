@@ -7,24 +7,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from argosy.checkpoint import folder
-from argosy.checkpoint.reading import load
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.checkpoint.tensor_reader import load
+from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.errors import CheckpointDamaged, ConfigError, WaitTimeout
 from argosy.events import say, say_waiting
-from argosy.session.feed import Resuming
+from argosy.replica.exchange import Training
+from argosy.replica.optimizer import DistributedOptimizer
+from argosy.replica.worker import Worker
+from argosy.session.batch_feed import Resuming
 from argosy.session.session import Session
-
-if TYPE_CHECKING:
-    from argosy.replica.exchange import Training
-    from argosy.replica.optimizer import DistributedOptimizer
-    from argosy.replica.replica import Replica
 
 T = TypeVar("T")
 Evaluate = Callable[[nn.Module], Any]
@@ -36,7 +34,7 @@ class EvaluatorSession(Session):
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Worker,
         optimizer: DistributedOptimizer,
         training: Training,
         evaluate: Evaluate | None,

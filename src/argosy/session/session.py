@@ -9,31 +9,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from argosy.cluster.settings import STATUS_FILE
+from argosy.cluster.stop_signals import StopSignals
 from argosy.errors import ConfigError, SaveFailed
 from argosy.events import say
-from argosy.hooks.hook import Hook, Hooks
-from argosy.hooks.log_steps import LogSteps
-from argosy.hooks.stop_at_step import StopAtStep
 from argosy.modes import Sync
 from argosy.observe.lines import numbers_text, step_text
 from argosy.observe.watch import Watch
 from argosy.replica.exchange import Training, Verdict
 from argosy.replica.hyperparameters import groups_of
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.replica.signals import Signals
-from argosy.session import state as own
-from argosy.session.feed import Feed, Resuming
-from argosy.session.first_batches import FirstBatches
-from argosy.session.state import ReplicaState, Stateful
-from argosy.session.watching import Watching, number
-
-if TYPE_CHECKING:
-    from argosy.replica.replica import Replica
+from argosy.replica.worker import Worker
+from argosy.session import own_state as own
+from argosy.session.batch_checksum import BatchChecksum
+from argosy.session.batch_feed import BatchFeed, Resuming
+from argosy.session.hook import Hook, Hooks
+from argosy.session.own_state import ReplicaState, Stateful
+from argosy.session.reporting import Reporting, number
 
 T = TypeVar("T")
 LOG_EVERY = 10.0
@@ -46,7 +42,7 @@ class Session:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Worker,
         optimizer: DistributedOptimizer,
         training: Training,
         hooks: Sequence[Hook] = (),
@@ -62,20 +58,18 @@ class Session:
         self._kept = dict(state or {})
         keeping = training.keeping
         self.directory = None if keeping is None else Path(keeping.directory)  # where checkpoints are kept
-        self._watching = Watching(self, self.directory)
-        self._first_batches = FirstBatches()
+        self._reporting = Reporting(self, self.directory)
+        self._first_batches = BatchChecksum()
         self._training = dataclasses.replace(
-            training, state=self._state, numbers=self._watching.due, batches=self._first_batches.used
+            training, state=self._state, numbers=self._reporting.due, batches=self._first_batches.used
         )
-        self._says_steps = STATUS_FILE not in os.environ and not any(
-            isinstance(hook, LogSteps) for hook in hooks
-        )
+        self._says_steps = STATUS_FILE not in os.environ and not any(hook.says_steps for hook in hooks)
         self._weighted = isinstance(replica.mode, Sync) and replica.mode.weighted
         self._logged_at = time.monotonic()
         self._logged_step = 0
-        self._feed = Feed()
+        self._feed = BatchFeed()
         self._hooks = Hooks(self, hooks)
-        self._signals = Signals(self._on_signal)
+        self._signals = StopSignals(self._on_signal)
         self._stop_after: int | None = None
         self._says_no_end = False
 
@@ -96,7 +90,7 @@ class Session:
         if self._training.keeping is not None:
             self._signals.enter()
         self.optimizer.watcher = self._hooks
-        self._watching.begin()
+        self._reporting.begin()
         try:
             self._hooks.begin()
         except BaseException as error:  # nobody calls __exit__ then
@@ -113,25 +107,25 @@ class Session:
             return
         try:
             self._hooks.end()
-            self._watching.share_last()
+            self._reporting.share_last()
             with self._training.loads.kept():
                 self.optimizer.finish()
         except BaseException as late:
-            self._watching.end(late)
+            self._reporting.end(late)
             if isinstance(late, SaveFailed):  # what is wrong is the disk: nobody else's training ends for it
                 self.replica.leave()
             raise
         finally:
             self._signals.leave()
             self._training.loads.close()
-        self._watching.end(None)
+        self._reporting.end(None)
         self.replica.calls.end_session()
         self.replica.leave()
         if self._signals.received is not None:
             raise SystemExit(128 + self._signals.received)
 
     def _fail(self, error: BaseException) -> None:
-        self._watching.end(error)
+        self._reporting.end(error)
         self._training.loads.close()
         self.replica.calls.end_session()
         self.replica.fail(error)
@@ -240,7 +234,7 @@ class Session:
 
     def _announce_no_end(self) -> None:
         """Once, by the chief: nothing that a session knows of ends this training."""
-        known = self.last_step is not None or self._hooks.has(StopAtStep)
+        known = self.last_step is not None or self._hooks.ends_training
         if not known and self.replica.is_chief and not self._says_no_end:
             self._says_no_end = True
             say("trains without end: there is no last_step, and batches() repeats its loader; Ctrl-C ends it")
@@ -275,11 +269,11 @@ class Session:
     @property
     def watch(self) -> Watch:
         """The job as the servers see it: `session.watch.start()`, then `session.watch.latest`."""
-        return self._watching.watch
+        return self._reporting.watch
 
     def record(self, kind: str, /, **fields: Any) -> None:
         """Note an event in DIRECTORY/events.jsonl: on the chief of a session with a directory."""
-        self._watching.record(kind, **fields)
+        self._reporting.record(kind, **fields)
 
 
 def _batch_size(batch: object) -> int:

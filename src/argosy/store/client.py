@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import WaitTimeout
@@ -34,9 +34,9 @@ from argosy.protocol.joining import (
 from argosy.protocol.layout import Layout, ParameterSpec
 from argosy.protocol.saving import DirectoryOpened, OpenDirectory, OwnState, ResumePoint, ResumeRequest
 from argosy.protocol.training import BlockAhead, Gathered, GatherRequest, PushAnswer, PushRequest
-from argosy.store.approach import Approach
+from argosy.store.caller_handshake import CallerHandshake
 from argosy.store.conversation import Conversation
-from argosy.store.status import Inquirer
+from argosy.store.inquiry import Inquirer
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
 
@@ -69,21 +69,22 @@ class StoreClient:
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self.closed = False
         hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
-        self._approaches = [
-            Approach(connect(server), hello, cluster.describe(server), use_lane) for server in self._servers
+        self._handshakes = [
+            CallerHandshake(connect(server), hello, cluster.describe(server), use_lane)
+            for server in self._servers
         ]
-        self._talk = Conversation(cluster, [approach.channel for approach in self._approaches])
+        self._talk = Conversation(cluster, [handshake.channel for handshake in self._handshakes])
 
     # --- arriving and leaving -----------------------------------------------------------------------------
     def hello(self) -> None:
         """Make oneself known to every server; waits for those that are not up yet."""
         started = time.monotonic()
-        for server, approach in enumerate(self._approaches):
+        for server, handshake in enumerate(self._handshakes):
             notice = NOTICE_EVERY
             missing: Sequence[str] = [self._cluster.describe(self._servers[server])]
-            while approach.welcome is None:
-                message = approach.advance(0.2)
-                self._talk.channels[server] = approach.channel
+            while handshake.welcome is None:
+                message = handshake.advance(0.2)
+                self._talk.channels[server] = handshake.channel
                 if message is not None and isinstance(message.header, WaitingReport):
                     missing = message.header.tasks  # it is up, and waits for others itself
                 elif message is not None:
@@ -96,7 +97,7 @@ class StoreClient:
                     notice += NOTICE_EVERY
                     for who in missing:
                         say_waiting(who, waited)
-        first = self._approaches[0].welcome
+        first = self._handshakes[0].welcome
         if first is not None:
             self._seq, self._gathers = first.base_seq, first.gathers
 
@@ -113,10 +114,10 @@ class StoreClient:
             return
         self.closed = True
         try:
-            self._talk.end(header, known=self._approaches[0].welcome is not None)
+            self._talk.end(header, known=self._handshakes[0].welcome is not None)
         finally:
-            for approach in self._approaches:
-                approach.close()
+            for handshake in self._handshakes:
+                handshake.close()
 
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, parameters: Sequence[ParameterSpec], mode: Mode) -> Layout:
@@ -149,7 +150,7 @@ class StoreClient:
         """Tensors to write a push to a server into."""
         return self._talk.channels[server].reserve(frames)
 
-    def share(self, slots: Mapping[int, Sequence[torch.Tensor]]) -> None:
+    def share(self, gradients: Mapping[int, Sequence[torch.Tensor]]) -> None:
         """Show every server where its share of the gradients will lie, if all of them can see it.
 
         From then on a push is one short message, to the coordinator: what it orders finds the gradients in
@@ -159,13 +160,13 @@ class StoreClient:
         if len(self._talk.channels) == 1 or not all(self.in_place):
             return
         for server in range(len(self._talk.channels)):
-            self._talk.request(server, GradientMemory(), GradientMemorySeen, slots.get(server, ()))
+            self._talk.request(server, GradientMemory(), GradientMemorySeen, gradients.get(server, ()))
         self._shares = True
-        self._in_sight = self._is_sent_in_place(0, slots.get(0, ()))
+        self._in_sight = self._is_sent_in_place(0, gradients.get(0, ()))
 
     def _is_sent_in_place(self, server: int, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these lie where they are sent from: a larger message since may have moved that."""
-        from argosy.wire.tensors import spec_of
+        from argosy.wire.tensor_bytes import spec_of
 
         places = self.reserve(server, [spec_of(tensor) for tensor in tensors])
         return [tensor.data_ptr() for tensor in tensors] == [place.data_ptr() for place in places]

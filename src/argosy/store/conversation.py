@@ -1,24 +1,26 @@
 """A worker's channels to all servers: it asks and waits for the answer, one request at a time.
 
-Whoever waits here says for whom every few seconds, and finds out at the same time whether its push arrived:
-one that was lost with a connection is sent again, and the server knows it by its number.
+A worker that waits prints every few seconds which task it waits for, and asks at the same time whether its
+push has arrived: one that was lost with a connection is sent again, and is known by its number.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from argosy.cluster.launched import raise_failure_elsewhere
+from argosy.cluster.launcher import raise_failure_elsewhere
+from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec
 from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WireError
+from argosy.events import say_waiting
 from argosy.protocol.asking import WaitingReport, WaitingRequest
 from argosy.protocol.header import Header
 from argosy.protocol.joining import Fail, JobOver, Leave, Left, Refused
 from argosy.protocol.saving import OwnState
 from argosy.protocol.training import PushAnswer
-from argosy.store.waiting import Wait
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
 
@@ -177,3 +179,45 @@ def _error(refused: Refused) -> Exception:
         return WireError(f"{refused.field}: expected {refused.expected}, got {refused.got}")
     kind = ModelMismatch if refused.kind == "model" else ConfigError
     return kind(refused.field, refused.expected, refused.got, refused.remedy)
+
+
+class Wait:
+    """One wait: when to ask for whom, and which of the servers do not even answer that."""
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._ask_at = began + NOTICE_EVERY
+        self._answers_at = math.inf
+        self._asked: set[int] = set()
+        self._named: set[str] = set()
+
+    @property
+    def left(self) -> float:
+        """The seconds until something is due, at most one."""
+        due = min(self._ask_at, self._answers_at if self._asked else math.inf)
+        return max(0.0, min(1.0, due - time.monotonic()))
+
+    def asks(self, servers: Collection[int]) -> bool:
+        """Whether it is time to ask these."""
+        if (now := time.monotonic()) < self._ask_at:
+            return False
+        self._ask_at, self._answers_at = now + NOTICE_EVERY, now + NOTICE_EVERY / 5
+        self._asked, self._named = set(servers), set()
+        return True
+
+    def answered(self, server: int) -> None:
+        """A server has said something."""
+        self._asked.discard(server)
+
+    def name(self, who: str, seconds: float) -> None:
+        """Say who is waited for, once each time."""
+        if who not in self._named:
+            self._named.add(who)
+            say_waiting(who, seconds)
+
+    def name_silent(self, names: Sequence[str]) -> None:
+        """Say which of those asked do not answer."""
+        if self._asked and (now := time.monotonic()) >= self._answers_at:
+            for server in sorted(self._asked):
+                self.name(names[server], now - self._began)
+            self._asked.clear()

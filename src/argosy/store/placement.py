@@ -30,7 +30,6 @@ class Greedy:
     """The largest first, each to the server that holds the fewest bytes: an even load. The default."""
 
     def place(self, parameters: Sequence[ParameterSpec], loads: Sequence[int]) -> list[list[Share]]:
-        """See the class."""
         filled = list(loads)
         shares: list[list[Share]] = [[] for _ in parameters]
         for index in sorted(range(len(parameters)), key=lambda i: (-parameters[i].nbytes, i)):
@@ -45,7 +44,6 @@ class RoundRobin:
     """In order of registration, one server after the other, as TensorFlow's `replica_device_setter` did."""
 
     def place(self, parameters: Sequence[ParameterSpec], loads: Sequence[int]) -> list[list[Share]]:
-        """See the class."""
         return [_whole(spec, index % len(loads)) for index, spec in enumerate(parameters)]
 
 
@@ -60,7 +58,6 @@ class Split:
             raise ConfigError("Split(over)", "a number of bytes, 0 or more", self.over)
 
     def place(self, parameters: Sequence[ParameterSpec], loads: Sequence[int]) -> list[list[Share]]:
-        """See the class."""
         filled = list(loads)
         shares: list[list[Share]] = [[] for _ in parameters]
         for index, spec in enumerate(parameters):

@@ -84,7 +84,6 @@ class AsyncAdmission:
         return self.last_step is not None and self.step >= self.last_step
 
     def stop(self) -> None:
-        """See `Admission`."""
         self.last_step = _sooner(self.last_step, self.step + 1)
 
     def offer(self, push: Push) -> list[Decision]:
@@ -177,7 +176,6 @@ class SyncAdmission:
         return self.last_step is not None and self.step >= self.last_step
 
     def stop(self) -> None:
-        """See `Admission`."""
         self.last_step = _sooner(self.last_step, self.step + 1)
 
     def offer(self, push: Push) -> list[Decision]:

@@ -19,7 +19,7 @@ import torch
 
 from argosy.protocol.frames import ITEMSIZE, FrameSpec
 from argosy.shared_memory.region import Region, offsets_of
-from argosy.wire.tensors import spec_of, torch_dtype
+from argosy.wire.tensor_bytes import spec_of, torch_dtype
 
 # Beyond what is asked for: room for a model's small buffers, so that they do not need a new arena.
 _SLACK = 64 * 1024

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Inbox:
-    """Both listeners as one; `lane` is the name by which processes of this host find the shorter way."""
+    """Both as one `Listener`; `lane` is the name by which processes of this host find the shorter way."""
 
     def __init__(self, network: ZmqListener, local: UnixListener) -> None:
         self._network = network
@@ -29,7 +29,6 @@ class Inbox:
             local.epoll.register(descriptor, select.EPOLLIN)
 
     def receive(self, timeout: float) -> Arrival | None:
-        """See `Listener`."""
         deadline = time.monotonic() + timeout
         while True:
             # ZeroMQ's descriptors tell of changes only, and every use of the socket takes note of them: what
@@ -48,17 +47,14 @@ class Inbox:
                 return arrival
 
     def copies(self, peer: Peer) -> bool:
-        """See `Listener`."""
         return self._local.knows(peer)
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
-        """See `Listener`."""
         if self._local.knows(peer):
             return self._local.send(peer, header, tensors)
         self._look = True
         return self._network.send(peer, header, tensors)
 
     def close(self) -> None:
-        """See `Listener`."""
         self._local.close()
         self._network.close()

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LocalListener:
-    """A server's inbox, for clients in the same process."""
+    """A `Listener` for clients in the same process."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[Peer, list[bytearray] | None]] = queue.SimpleQueue()
@@ -35,7 +35,6 @@ class LocalListener:
         return channel
 
     def receive(self, timeout: float) -> Arrival | None:
-        """See `Listener`."""
         if (item := _get(self._inbox, timeout)) is None:
             return None
         peer, parts = item
@@ -57,21 +56,19 @@ class LocalListener:
         return False
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
-        """See `Listener`."""
         if (channel := self._channels.get(peer)) is None:
             return False
         channel.outbox.put([bytearray(part) for part in encode(header, tensors)])
         return True
 
     def close(self) -> None:
-        """See `Listener`."""
         for channel in self._channels.values():
             channel.lost_since = time.monotonic()
         self._channels.clear()
 
 
 class LocalChannel:
-    """A way to a listener in the same process."""
+    """A `Channel` to a listener in the same process."""
 
     in_place = False
     renewals = 0
@@ -83,24 +80,19 @@ class LocalChannel:
         self.lost_since: float | None = None
 
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
-        """See `Channel`."""
         return blank(frames)
 
     def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """See `Channel`."""
         self._listener.deliver(self._identity, encode(header, tensors))
 
     def receive(self, timeout: float) -> Message[Header] | None:
-        """See `Channel`."""
         parts = _get(self.outbox, timeout)
         return None if parts is None else decode(parts)
 
     def lost_for(self) -> float:
-        """See `Channel`."""
         return 0.0 if self.lost_since is None else time.monotonic() - self.lost_since
 
     def close(self) -> None:
-        """See `Channel`."""
         self._listener.deliver(self._identity, None)
 
 

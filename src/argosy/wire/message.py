@@ -41,7 +41,7 @@ def encode(header: Header, tensors: Sequence[torch.Tensor] = ()) -> list[Any]:
     """The parts to send: the header, then the memory of each tensor (contiguous, on the CPU)."""
     if not tensors:
         return [_encoder.encode(_Envelope(header, []))]
-    from argosy.wire.tensors import bytes_of, spec_of
+    from argosy.wire.tensor_bytes import bytes_of, spec_of
 
     head = _encoder.encode(_Envelope(header, [spec_of(tensor) for tensor in tensors]))
     return [head, *(bytes_of(tensor) for tensor in tensors)]
@@ -51,7 +51,7 @@ def blank(frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
     """Tensors of these kinds in ordinary memory, for a channel that sends from anywhere."""
     import torch
 
-    from argosy.wire.tensors import torch_dtype
+    from argosy.wire.tensor_bytes import torch_dtype
 
     return [torch.zeros(frame.shape, dtype=torch_dtype(frame.dtype)) for frame in frames]
 
@@ -70,7 +70,7 @@ def decode(parts: Sequence[Any]) -> Message[Header]:
     check_frames(envelope.frames, [view.nbytes for view in views[1:]])
     if not envelope.frames:
         return Message(envelope.header)
-    from argosy.wire.tensors import tensor_of
+    from argosy.wire.tensor_bytes import tensor_of
 
     tensors = [tensor_of(spec, view) for spec, view in zip(envelope.frames, views[1:], strict=True)]
     return Message(envelope.header, tensors)

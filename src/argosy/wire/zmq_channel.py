@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from argosy.cluster.spec import Address
+from argosy.cluster.spec import Address, Task
 from argosy.errors import ConfigError, WireError
 from argosy.protocol.frames import MAX_FRAME_BYTES, FrameSpec
 from argosy.protocol.header import Header
@@ -80,8 +80,19 @@ def bind_address(address: Address, field: str) -> Address:
     return Address(str(found[0][4][0]), address.port)
 
 
+def check_exposure(address: Address, insecure: bool, task: Task) -> None:
+    """Refuse to listen where strangers can connect, unless told so."""
+    if not insecure and not bind_address(address, str(task)).is_loopback:
+        raise ConfigError(
+            f"address of {task}",
+            "a loopback address",
+            address,
+            "anybody who reaches it could change the model: on a network that you trust, add --insecure",
+        )
+
+
 class ZmqListener:
-    """A server's inbox on a TCP port, or on a listening socket that it was handed."""
+    """The `Listener` of a server on a TCP port, or on a listening socket that it was handed."""
 
     def __init__(self, address: Address, *, field: str = "address", listen_fd: int | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -106,7 +117,6 @@ class ZmqListener:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def receive(self, timeout: float) -> Arrival | None:
-        """See `Listener`."""
         deadline = time.monotonic() + timeout
         while (arrival := self.take()) is None:
             if not self._poller.poll(_milliseconds(deadline - time.monotonic())):
@@ -156,11 +166,9 @@ class ZmqListener:
                 self._gone.append(peer)
 
     def copies(self, peer: Peer) -> bool:
-        """See `Listener`."""
         return False
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
-        """See `Listener`."""
         try:
             _send(self._router, [peer, *encode(header, tensors)])
         except zmq.ZMQError as error:
@@ -170,7 +178,6 @@ class ZmqListener:
         return True
 
     def close(self) -> None:
-        """See `Listener`."""
         if self._router.closed:
             return
         self._router.disable_monitor()
@@ -180,7 +187,7 @@ class ZmqListener:
 
 
 class ZmqChannel:
-    """A client's way to a server at a TCP address; it connects by itself when the server is there."""
+    """A `Channel` to a server at a TCP address; it connects by itself when the server is there."""
 
     in_place = False
 
@@ -199,15 +206,12 @@ class ZmqChannel:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
-        """See `Channel`."""
         return blank(frames)
 
     def send(self, header: Header, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """See `Channel`."""
         _send(self._dealer, encode(header, tensors))
 
     def receive(self, timeout: float) -> Message[Header] | None:
-        """See `Channel`."""
         deadline = time.monotonic() + timeout
         while True:
             ready = dict(self._poller.poll(_milliseconds(deadline - time.monotonic())))
@@ -233,13 +237,11 @@ class ZmqChannel:
             self.renewals += 1
 
     def lost_for(self) -> float:
-        """See `Channel`."""
         while self._monitor.poll(0):
             self._note_connection()
         return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
 
     def close(self) -> None:
-        """See `Channel`."""
         if self._dealer.closed:
             return
         if self.lost_for():  # nobody is there to take what was sent last

@@ -72,7 +72,7 @@ def test_the_same_results_as_without(optimizer: Any) -> None:
 
 
 def test_large_gradients_change_places_and_the_results_do_not() -> None:
-    """As large as it takes for rows to be cut and ordered anew once their costs are known."""
+    """As large as it takes for segments to be cut and ordered anew once their costs are known."""
     images = torch.randn(32, 784, generator=torch.Generator().manual_seed(1))
     data = [(images, torch.arange(32) % 10)] * 30
 

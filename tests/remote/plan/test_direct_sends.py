@@ -64,62 +64,62 @@ def test_what_is_sent_and_of_no_other_use_is_computed_in_a_send_buffer(
         assert (direct.shape, direct.nbytes, direct.send.task) == ((256, 256), 256 * 256 * 4, PS)
 
 
-def test_a_slot_waits_for_the_receiver_and_for_its_own_tensor() -> None:
-    with ends() as (lane, receiver):
-        slot = lane.reserve(4 * 10_000)
-        assert slot is not None
-        tensor = slot.tensor(torch.float32, (100, 100), (1, 100)).fill_(3)
-        lane.send_kept(Work([1]), slot, 4 * 10_000)
+def test_a_buffer_waits_for_the_receiver_and_for_its_own_tensor() -> None:
+    with ends() as (sender, receiver):
+        buffer = sender.reserve(4 * 10_000)
+        assert buffer is not None
+        tensor = buffer.tensor(torch.float32, (100, 100), (1, 100)).fill_(3)
+        sender.send_kept(Work([1]), buffer, 4 * 10_000)
         received = next_of(receiver).tensors[0].view(torch.float32)
         assert received.tolist() == [3.0] * 10_000
-        second = lane.reserve(4 * 10_000)
-        assert second is not slot
+        second = sender.reserve(4 * 10_000)
+        assert second is not buffer
         del received
-        third = lane.reserve(4 * 10_000)
-        assert third not in (slot, second)
+        third = sender.reserve(4 * 10_000)
+        assert third not in (buffer, second)
         view = tensor[1:2]
         del tensor
-        assert slot.held
+        assert buffer.held
         del view
-        assert lane.reserve(4 * 10_000) is slot
+        assert sender.reserve(4 * 10_000) is buffer
 
 
 def test_what_is_taken_back_is_changed_here_and_not_there() -> None:
-    with ends() as (lane, receiver):
-        slot = lane.reserve(4 * 10_000)
-        assert slot is not None
-        tensor = slot.tensor(torch.float32, (10_000,), (1,)).fill_(3)
+    with ends() as (sender, receiver):
+        buffer = sender.reserve(4 * 10_000)
+        assert buffer is not None
+        tensor = buffer.tensor(torch.float32, (10_000,), (1,)).fill_(3)
         view = tensor[5_000:]
-        lane.send_kept(Work([1]), slot, 4 * 10_000)
+        sender.send_kept(Work([1]), buffer, 4 * 10_000)
         received = next_of(receiver).tensors[0].view(torch.float32)
-        lane.take_back(slot)
+        sender.take_back(buffer)
         assert tensor.tolist() == [3.0] * 10_000
         tensor.fill_(4)
         assert view.tolist() == [4.0] * 5_000
         assert received.tolist() == [3.0] * 10_000
-        assert lane.reserve(4 * 10_000) is None  # whoever writes to such tensors has memory of its own
-        lane.send(Work([2]), [torch.ones(40_000, dtype=torch.uint8)])
+        assert sender.reserve(4 * 10_000) is None  # whoever writes to such tensors has memory of its own
+        sender.send(Work([2]), [torch.ones(40_000, dtype=torch.uint8)])
         assert next_of(receiver).tensors[0].sum() == 40_000
         assert tensor.tolist() == [4.0] * 10_000
 
 
 def test_what_is_given_up_is_used_for_the_next() -> None:
-    with ends() as (lane, _):
-        slot = lane.reserve(20_000)
-        assert slot is not None
-        lane.cancel(slot)
-        assert lane.reserve(20_000) is slot
+    with ends() as (sender, _):
+        buffer = sender.reserve(20_000)
+        assert buffer is not None
+        sender.cancel(buffer)
+        assert sender.reserve(20_000) is buffer
 
 
 @pytest.fixture
 def computed_in_buffers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The slots in which tensors were made."""
+    """The buffers in which tensors were made."""
     made: list[int] = []
     ordinary = SendBuffer.tensor
 
-    def tensor(slot: SendBuffer, *words: Any) -> torch.Tensor:
-        made.append(slot.number)
-        return ordinary(slot, *words)
+    def tensor(buffer: SendBuffer, *words: Any) -> torch.Tensor:
+        made.append(buffer.number)
+        return ordinary(buffer, *words)
 
     monkeypatch.setattr(SendBuffer, "tensor", tensor)
     return made

@@ -41,10 +41,10 @@ def shape_of(records: list[object], returned: tuple[int, ...] = ()) -> list[list
     ]
 
 
-def test_what_needs_the_same_parcels_is_one_row_and_what_is_sent_leaves_when_it_is_made() -> None:
+def test_what_needs_the_same_values_is_one_segment_and_what_is_sent_leaves_when_it_is_made() -> None:
     parameter, other, mine, here, there = 1, 2, 10, 11, 12
     records: list[object] = [EXPECT, mine, SECOND, EXPECT, other, SECOND]
-    records += [0, -1, here, mine]  # needs one parcel
+    records += [0, -1, here, mine]  # needs one received
     records += [0, -1, there, parameter]  # needs none
     records += [1, -1, 0, there, other]  # needs the other
     records += [SEND, here, SECOND, 99, -1]
@@ -74,13 +74,13 @@ def test_a_writer_comes_after_the_readers_before_it() -> None:
     assert second.after == [0]
 
 
-def test_a_returned_value_ends_a_row() -> None:
+def test_a_returned_value_ends_a_segment() -> None:
     records: list[object] = [0, -1, 10, 1, 0, -1, 11, 10]
     assert shape_of(records) == [["relu", "relu"]]
     assert shape_of(records, returned=(10,)) == [["relu"], ["relu"]]
 
 
-def test_long_branches_get_rows_of_their_own() -> None:
+def test_long_branches_get_segments_of_their_own() -> None:
     records: list[object] = [0, -1, 10, 1, 0, -1, 11, 2, 0, -1, 12, 10, 0, -1, 13, 11]
     step = Dependencies(records, TEMPLATES, (), {})
     assert len(cut_segments(step, (), ())) == 1
@@ -90,10 +90,10 @@ def test_long_branches_get_rows_of_their_own() -> None:
 
 
 def test_a_view_is_in_the_branch_of_who_uses_it() -> None:
-    """It waits with its user: a row must not come before one that it needs."""
-    parcel, view, other, used, long, after = 10, 11, 12, 13, 14, 15
-    records: list[object] = [EXPECT, parcel, SECOND, 2, -1, view, 1, 0, -1, other, 1, 0, -1, long, parcel]
-    records += [0, -1, used, parcel, 1, -1, 0, used, view, 0, -1, after, other]
+    """It waits with its user: a segment must not come before one that it needs."""
+    received, view, other, used, long, after = 10, 11, 12, 13, 14, 15
+    records: list[object] = [EXPECT, received, SECOND, 2, -1, view, 1, 0, -1, other, 1, 0, -1, long, received]
+    records += [0, -1, used, received, 1, -1, 0, used, view, 0, -1, after, other]
     step = Dependencies(records, TEMPLATES, (), {})
     for costs in ([0.1] * 6, [0.0, 0.1, 0.1, 0.0, 0.0, 0.1]):
         segments = cut_segments(step, (), (), costs, side_by_side=True)
@@ -104,7 +104,7 @@ def test_a_view_is_in_the_branch_of_who_uses_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_rows_come_after_what_they_need_whatever_the_program(seed: int) -> None:
+def test_segments_come_after_what_they_need_whatever_the_program(seed: int) -> None:
     chance = random.Random(seed)
     records: list[object] = []
     values, made = [1, 2, 3], 10  # three that were there before
@@ -155,15 +155,15 @@ def test_what_is_updated_early_is_read_early_in_the_next_step() -> None:
     assert [each.after for each in segments] == [[], [], [0], [1], [1]]
 
 
-def test_what_comes_is_given_back_after_its_last_use_in_whichever_row_that_is() -> None:
-    parcel, made, later = 10, 11, 12
-    records: list[object] = [EXPECT, parcel, SECOND, 0, -1, made, parcel, EXPECT, later, SECOND]
-    records += [1, -1, 0, later, made, 1, -1, 0, later, parcel]  # the second row reads it too
+def test_what_comes_is_given_back_after_its_last_use_in_whichever_segment_that_is() -> None:
+    received, made, later = 10, 11, 12
+    records: list[object] = [EXPECT, received, SECOND, 0, -1, made, received, EXPECT, later, SECOND]
+    records += [1, -1, 0, later, made, 1, -1, 0, later, received]  # the second segment reads it too
     step = Dependencies(records, TEMPLATES, (), {})
     first, second = cut_segments(step, (), ())
-    assert (first.releases, second.releases) == ([], [step.slot_of[parcel], step.slot_of[later]])
-    assert step.slot_of[parcel] in second.frees[1]
-    assert cut_segments(step, [step.slot_of[parcel]], ())[1].releases == [step.slot_of[later]]
+    assert (first.releases, second.releases) == ([], [step.slot_of[received], step.slot_of[later]])
+    assert step.slot_of[received] in second.frees[1]
+    assert cut_segments(step, [step.slot_of[received]], ())[1].releases == [step.slot_of[later]]
 
 
 def test_what_nobody_waits_for_is_done_when_the_step_before_is() -> None:
@@ -194,7 +194,7 @@ def test_a_view_waits_with_who_uses_it() -> None:
     assert [len(each.items) for each in seen] == [1, 1]
 
 
-def test_a_mistake_in_a_row_spoils_what_depends_on_it_and_nothing_else() -> None:
+def test_a_mistake_in_a_segment_affects_what_depends_on_it_and_nothing_else() -> None:
     with cluster_here(worker=2) as target, argosy.connect(target, wait=20) as client:
         table = argosy.place(torch.arange(4.0), FIRST)
         count = argosy.place(torch.zeros(1), FIRST)

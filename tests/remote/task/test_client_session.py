@@ -50,10 +50,10 @@ class Around:
         raise AssertionError(f"cut off: {reason}")
 
     def address(self, task: str) -> Address:
-        raise AssertionError("every task is a neighbour here")
+        raise AssertionError("every task is on this host")
 
     def forward(self, task: str, parcel: Parcel, frames: Sequence[torch.Tensor] = ()) -> None:
-        raise AssertionError("every task is a neighbour here")
+        raise AssertionError("every task is on this host")
 
     def sender_to(self, task: str) -> Around:
         if self.collecting:

@@ -20,62 +20,62 @@ PS, WORKER = "/job:ps/task:0", "/job:worker/task:0"
 COUNT = 50_000
 
 
-def moor(lane: SameHostSender, value: float = 1.0) -> tuple[Storage, torch.Tensor]:
+def moved(sender: SameHostSender, value: float = 1.0) -> tuple[Storage, torch.Tensor]:
     """A tensor that has just been written to for the first time after it was sent."""
     storage, tensor = Storage(), torch.full((COUNT,), value)
-    move_at_next_write(storage, lane, tensor)
+    move_at_next_write(storage, sender, tensor)
     storage.before_writing()
     return storage, tensor
 
 
-def send(storage: Storage, lane: SameHostSender, tensor: torch.Tensor) -> bool:
-    return send_resident(storage, lane, Work([1]), tensor.view(torch.uint8))
+def send(storage: Storage, sender: SameHostSender, tensor: torch.Tensor) -> bool:
+    return send_resident(storage, sender, Work([1]), tensor.view(torch.uint8))
 
 
 def test_it_moves_with_its_numbers_and_is_then_announced() -> None:
-    with ends() as (lane, receiver):
-        storage, tensor = moor(lane, 3.0)
+    with ends() as (sender, receiver):
+        storage, tensor = moved(sender, 3.0)
         address = tensor.data_ptr()
         assert storage.resident is not None
         assert storage.resident.buffer.region.address == address
         for value in (3.0, 4.0, 5.0):
             storage.before_writing()
             tensor.fill_(value)
-            assert send(storage, lane, tensor)
+            assert send(storage, sender, tensor)
             assert next_of(receiver).tensors[0].view(torch.float32).eq(value).all()
         assert tensor.data_ptr() == address
         assert not storage.resident.buffer.retired
 
 
 def test_what_the_receiver_still_reads_is_not_sent_from_there_and_not_changed_there() -> None:
-    with ends() as (lane, receiver):
-        storage, tensor = moor(lane)
-        assert send(storage, lane, tensor)
+    with ends() as (sender, receiver):
+        storage, tensor = moved(sender)
+        assert send(storage, sender, tensor)
         received = next_of(receiver).tensors[0].view(torch.float32)
-        assert not send(storage, lane, tensor)
+        assert not send(storage, sender, tensor)
         storage.before_writing()
         tensor.fill_(2.0)
         assert received.eq(1.0).all()
         del received
-        assert not send(storage, lane, tensor)  # it has memory of its own again
+        assert not send(storage, sender, tensor)  # it has memory of its own again
         assert tensor.eq(2.0).all()
 
 
 def test_what_was_taken_back_is_copied_for_a_while_and_moves_again() -> None:
     def copy(times: int) -> None:
         for _ in range(times):
-            assert not send(storage, lane, tensor)
-            move_at_next_write(storage, lane, tensor)
+            assert not send(storage, sender, tensor)
+            move_at_next_write(storage, sender, tensor)
             storage.before_writing()
 
-    with ends() as (lane, receiver):
-        larger = lane.reserve_resident(6 * COUNT)
+    with ends() as (sender, receiver):
+        larger = sender.reserve_resident(6 * COUNT)
         assert larger is not None
-        lane.cancel(larger)
-        storage, tensor = moor(lane)
+        sender.cancel(larger)
+        storage, tensor = moved(sender)
         for pause in (4, 16, 64):
             resident = storage.resident
-            assert send(storage, lane, tensor)
+            assert send(storage, sender, tensor)
             received = next_of(receiver)
             storage.before_writing()  # taken back
             tensor.add_(1)
@@ -87,23 +87,23 @@ def test_what_was_taken_back_is_copied_for_a_while_and_moves_again() -> None:
             assert storage.resident is not None
             assert storage.resident.buffer.number < 3  # numbers of those that are over are used again
         assert tensor.eq(4.0).all()
-        assert send(storage, lane, tensor)
+        assert send(storage, sender, tensor)
         assert next_of(receiver).tensors[0].view(torch.float32).eq(4.0).all()
 
 
 def test_a_message_that_nobody_has_read_yet_says_what_it_said() -> None:
-    with ends() as (lane, receiver):
-        storage, tensor = moor(lane)
-        assert send(storage, lane, tensor)
+    with ends() as (sender, receiver):
+        storage, tensor = moved(sender)
+        assert send(storage, sender, tensor)
         storage.before_writing()
         tensor.fill_(2.0)
         assert next_of(receiver).tensors[0].view(torch.float32).eq(1.0).all()
 
 
-def test_it_outlives_the_lane() -> None:
-    with ends() as (lane, receiver):
-        storage, tensor = moor(lane)
-        assert send(storage, lane, tensor)
+def test_it_outlives_the_connection() -> None:
+    with ends() as (sender, receiver):
+        storage, tensor = moved(sender)
+        assert send(storage, sender, tensor)
         receiver.close()
     storage.before_writing()
     assert tensor.add_(1).eq(2.0).all()
@@ -111,21 +111,21 @@ def test_it_outlives_the_lane() -> None:
 
 @pytest.mark.parametrize("what", ["a view", "a part", "small"])
 def test_what_does_not_move(what: str) -> None:
-    with ends() as (lane, _):
+    with ends() as (sender, _):
         whole = torch.ones(COUNT)
         tensor = {"a view": whole, "a part": torch.ones(2 * COUNT)[:COUNT], "small": torch.ones(10)}[what]
         view = whole.view(2, -1)
         address, storage = tensor.data_ptr(), Storage()
-        move_at_next_write(storage, lane, tensor)
+        move_at_next_write(storage, sender, tensor)
         storage.before_writing()
         assert storage.resident is None
         assert tensor.data_ptr() == address
         assert view.data_ptr() == whole.data_ptr()
 
 
-def test_with_another_lane_it_is_copied() -> None:
-    with ends() as (lane, _), ends() as (other, _):
-        storage, tensor = moor(lane)
+def test_with_another_connection_it_is_copied() -> None:
+    with ends() as (sender, _), ends() as (other, _):
+        storage, tensor = moved(sender)
         assert not send(storage, other, tensor)
         move_at_next_write(storage, other, tensor)
         assert storage.on_write is None
@@ -137,8 +137,8 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     heard: list[bool] = []
     ordinary = SameHostSender.send_again
 
-    def send_again(lane: SameHostSender, *words: Any) -> bool:
-        heard.append(ordinary(lane, *words))
+    def send_again(sender: SameHostSender, *words: Any) -> bool:
+        heard.append(ordinary(sender, *words))
         return heard[-1]
 
     monkeypatch.setattr(SameHostSender, "send_again", send_again)
@@ -203,7 +203,7 @@ def test_the_same_bits_whatever_is_done_with_a_parameter(
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, plain, strict=True))
 
 
-@pytest.mark.parametrize("by_view", [False, True], ids=["in the same row", "by a view of an earlier row"])
+@pytest.mark.parametrize("by_view", [False, True], ids=["in the same segment", "by a view of an earlier row"])
 def test_what_a_step_sends_and_writes_to_is_what_it_was_when_it_was_sent(by_view: bool) -> None:
     with cluster_here(ps=1, worker=1) as target, argosy.connect(target, wait=20):
         count = argosy.place(torch.zeros(COUNT), PS)

@@ -62,13 +62,13 @@ def test_memory_stays_mapped_while_it_is_read_even_without_its_lender() -> None:
     assert frame.tolist() == [3] * 10
 
 
-def test_more_than_the_slot_holds_is_refused() -> None:
+def test_more_than_the_buffer_holds_is_refused() -> None:
     buffer = SenderAndReceiver(4096)
     with pytest.raises(WireError, match="at most 4096 bytes"):
         buffer.received.borrow([4096, 1])
 
 
-def test_beyond_the_limit_frames_are_copies_and_the_slot_is_free_at_once(
+def test_beyond_the_limit_frames_are_copies_and_the_buffer_is_free_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     buffer, other = SenderAndReceiver(4096), SenderAndReceiver(4096)

@@ -37,9 +37,9 @@ def open_memory() -> int:
 
 
 def test_words_and_small_tensors_travel_in_the_socket() -> None:
-    with ends() as (lane, receiver):
+    with ends() as (sender, receiver):
         before = open_memory()
-        lane.send(Work([1, "two"]), [frame(5), frame(0), frame(300)])
+        sender.send(Work([1, "two"]), [frame(5), frame(0), frame(300)])
         message = next_of(receiver)
         assert message.header == Work([1, "two"])
         sent = [frame(5), frame(0), frame(300)]
@@ -48,36 +48,36 @@ def test_words_and_small_tensors_travel_in_the_socket() -> None:
 
 
 def test_what_was_read_is_let_go_of_while_another_thread_still_looks_at_it() -> None:
-    with ends() as (lane, receiver):
-        lane.send(Work([1]), [frame(300)])
-        lane.send(Work([2]), [frame(300)])
+    with ends() as (sender, receiver):
+        sender.send(Work([1]), [frame(300)])
+        sender.send(Work([2]), [frame(300)])
         select.select([receiver], [], [], 5)
         messages = receiver.take()
         assert next(messages).header == Work([1])
         with memoryview(receiver._data):
             assert next(messages).header == Work([2])
-        lane.send(Work([3]), [])
+        sender.send(Work([3]), [])
         assert next_of(receiver).header == Work([3])
 
 
-def test_large_tensors_are_lent_and_their_slot_is_used_again_when_they_are_given_back() -> None:
-    with ends() as (lane, receiver):
+def test_large_tensors_are_lent_and_their_buffer_is_used_again_when_they_are_given_back() -> None:
+    with ends() as (sender, receiver):
         before = open_memory()
         for turn in range(5):
             sent = [frame(100_000, turn), frame(70, turn)]
-            lane.send(Work([turn]), sent)
+            sender.send(Work([turn]), sent)
             message = next_of(receiver)
             assert all(torch.equal(a, b) for a, b in zip(message.tensors, sent, strict=True))
             assert all(tensor.data_ptr() % 64 == 0 for tensor in message.tensors)
             del message
-        assert open_memory() == before + 2  # one slot, seen from both ends
+        assert open_memory() == before + 2  # one buffer, seen from both ends
 
 
 def test_what_is_kept_is_not_written_over() -> None:
-    with ends() as (lane, receiver):
+    with ends() as (sender, receiver):
         kept = []
         for turn in range(3):
-            lane.send(Work([]), [frame(50_000, turn)])
+            sender.send(Work([]), [frame(50_000, turn)])
             kept.append(next_of(receiver).tensors[0])
         assert all(torch.equal(tensor, frame(50_000, turn)) for turn, tensor in enumerate(kept))
 
@@ -92,13 +92,13 @@ def test_a_sender_with_much_under_way_waits_until_something_is_given_back() -> N
         waited.append(to_send)
         next_of(receiver)  # and nobody keeps it
 
-    lane, receiver = SameHostSender(near, give_back, most=150_000), SameHostReceiver(far)
-    lane.send(Work([]), [frame(100_000)])
-    lane.send(Work([]), [frame(100_000)])
+    sender, receiver = SameHostSender(near, give_back, most=150_000), SameHostReceiver(far)
+    sender.send(Work([]), [frame(100_000)])
+    sender.send(Work([]), [frame(100_000)])
     assert not waited
-    lane.send(Work([]), [frame(100_000)])
+    sender.send(Work([]), [frame(100_000)])
     assert waited == [False]
-    lane.close()
+    sender.close()
     receiver.close()
 
 
@@ -106,15 +106,15 @@ def test_a_message_in_pieces_is_whole_in_the_end() -> None:
     near, middle = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     feeder, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     far.setblocking(False)
-    lane, receiver = SameHostSender(near, wait), SameHostReceiver(far)
-    lane.send(Work(["words"]), [frame(9)])
+    sender, receiver = SameHostSender(near, wait), SameHostReceiver(far)
+    sender.send(Work(["words"]), [frame(9)])
     data, taken = middle.recv(65536), []
     for position in range(len(data)):
         feeder.send(data[position : position + 1])
         taken += list(receiver.take())
         assert bool(taken) == (position == len(data) - 1)
     assert taken[0].header == Work(["words"])
-    for each in (lane, receiver, middle, feeder):
+    for each in (sender, receiver, middle, feeder):
         each.close()
 
 
@@ -172,23 +172,23 @@ def test_a_buffer_that_is_not_known_is_refused() -> None:
 
 
 def _words() -> bytes:
-    """A header with the size before it, as a lane sends it."""
+    """A header with the size before it, as a sender sends it."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    lane = SameHostSender(near, wait)
-    lane.send(Work([]), [])
+    sender = SameHostSender(near, wait)
+    sender.send(Work([]), [])
     data = far.recv(65536)
-    lane.close()
+    sender.close()
     far.close()
     return data[struct.calcsize("<IiB") :]
 
 
 def test_an_end_that_has_gone_is_passed_over_by_the_sender_and_told_to_the_receiver() -> None:
-    with ends() as (lane, receiver):
+    with ends() as (sender, receiver):
         receiver.close()
-        lane.send(Work([]), [frame(10)])
-        lane.send(Work([]), [frame(100_000)])
-    with ends() as (lane, receiver):
-        lane.close()
+        sender.send(Work([]), [frame(10)])
+        sender.send(Work([]), [frame(100_000)])
+    with ends() as (sender, receiver):
+        sender.close()
         with pytest.raises(EOFError):
             list(receiver.take())
 

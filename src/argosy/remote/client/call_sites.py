@@ -1,7 +1,7 @@
-"""Where in the user's program an operation was made: kept cheaply for each, put into words only when asked.
+"""Where in the user's program an operation was called: noted cheaply for each, described only for an error.
 
-A site is a number for a stack of (code, instruction) pairs, the frames of torch and of this package left out.
-Programs have few of them, so each is kept once, for good.
+A site is the number of a stack of (code, instruction) pairs, without the frames of torch and of this package.
+A program has few of them, so each is kept once, for good.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FOREIGN = (
     "<frozen",
     "<__array_function",
 )
-# How far a stack is followed down, and how many of the user's frames are kept.
+# The depth to which a stack is followed, and the number of the user's frames that are kept.
 _DEPTH = 40
 _KEPT = 4
 
@@ -54,7 +54,7 @@ def here() -> int:
 
 
 def describe(site: int) -> str:
-    """The stack of a site as a traceback shows it, the innermost call last; empty if there is none."""
+    """The stack of a site as a traceback shows it, innermost call last; empty if the site is unknown."""
     if not 0 <= site < len(_stacks):
         return ""
     stack = _stacks[site]

@@ -1,4 +1,4 @@
-"""`argosy.capture`: a step that repeats is recorded once, and replayed with one message a task."""
+"""`argosy.capture`: a step that repeats is recorded once, and replayed with one message for each task."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from argosy.torch_private import tree_flatten, tree_unflatten
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# So many kinds of arguments are kept; a function that is called with more runs as it is.
+# The signatures of arguments that are recorded; a call with yet another runs without a recording.
 _MANY = 16
-# Of one kind of arguments, so many recordings are kept, for gradients that are there at times and at others
-# not.
+# The recordings that are kept for one signature: gradients may exist in some calls and not in others.
 _VARIANTS = 4
-# The client is never more than two strides ahead of what the tasks have begun.
-_STRIDE = 32
+# Replays between two reports of the tasks. The client is at most two such intervals ahead.
+_REPORT_EVERY = 32
 
 
 def capture(function: Callable[P, R], client: Client | None = None) -> Captured[P, R]:
-    """A step that is called again and again, with tensors of the same shapes: recorded once, then replayed.
+    """A step that is called many times with tensors of the same shapes: recorded once, then replayed.
 
-    The first call runs as it is, the second is recorded, and from the third on one message a task is sent,
-    with the values of the ordinary tensors among the arguments. Python does not run again: numbers that it
-    computed are those of the recording, unless they are arguments. What a replay cannot repeat — waiting for
-    a value, replacing a tensor instead of writing to it — is said once, and the function runs as it is. For
-    other shapes or numbers among the arguments another recording is made. Results carry no autograd history.
+    The first call runs as it is, the second is recorded, and from the third on one message is sent to each
+    task, with the values of the ordinary tensors among the arguments. Python does not run again: numbers that
+    it computed are those of the recording, unless they are arguments. If a step does what a replay cannot
+    repeat, such as to wait for a value, or to replace a tensor instead of writing to it, a message says so
+    once, and the function runs as it is. For other shapes or numbers among the arguments another recording is
+    made. Results have no autograd history.
     """
     return Captured(function, client)
 
@@ -63,25 +63,25 @@ class Captured(Generic[P, R]):
         self._plans: dict[Any, deque[_Plan]] = {}
         # Tensors that may have gradients, arguments aside, which calls that were not replayed have used.
         self._known: dict[int, weakref.ref[Any]] = {}
-        self._in_vain = 0  # recordings since the last replay
+        self._unused = 0  # recordings since the last replay
         self._said = False
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         leaves, structure = tree_flatten((args, kwargs))
-        key = (structure, *map(_kind, leaves))
+        key = (structure, *map(_signature, leaves))
         plans = self._plans.get(key)
         if plans is None:
             if len(self._plans) < _MANY:
                 self._plans[key] = deque(maxlen=_VARIANTS)
             return self._warm_up(leaves, args, kwargs)  # what is done in the first call only is done here
         for plan in plans:
-            if plan.hopeless:
+            if plan.is_refused:
                 return self._function(*args, **kwargs)
             if plan.holds(leaves):
-                self._in_vain = 0
+                self._unused = 0
                 return plan.replay(leaves)  # type: ignore[no-any-return]
-        self._in_vain += 1
+        self._unused += 1
         plan, returned = self._record(leaves, args, kwargs)
         plans.append(plan)
         return returned
@@ -139,23 +139,23 @@ class Captured(Generic[P, R]):
         finally:
             client.recording = client.observer = None
             recording.watch.stop()
-            gc.collect()  # what only a cycle holds must not count as kept
+            gc.collect()  # a tensor that only a reference cycle holds must not count as kept
             client.stop_tapes()
         plan = _Plan(client, recording)
         try:
-            if self._in_vain > _MANY:
-                raise NotReplayable("it reads gradients or numbers that are others at every call")
+            if self._unused > _MANY:
+                raise NotReplayable("it reads gradients or numbers that differ from call to call")
             plan.build(tapes, leaves, returned)
         except NotReplayable as error:
-            plan.hopeless = True
+            plan.is_refused = True
             if not self._said:
                 self._said = True
                 name = getattr(self._function, "__qualname__", "the function")
-                say(f"capture: {name} is not replayed, but run as it is: {error}")
+                say(f"capture: {name} is not replayed, it runs as it is: {error}")
         return plan, returned
 
 
-def _kind(leaf: Any) -> Any:
+def _signature(leaf: Any) -> Any:
     if isinstance(leaf, RemoteTensor):
         return (leaf.handle.meta, leaf.handle.device)
     if isinstance(leaf, torch.Tensor):
@@ -164,15 +164,15 @@ def _kind(leaf: Any) -> Any:
 
 
 class _Plan:
-    """A recording that the tasks know by a number."""
+    """A recording that the tasks know by a number, and its replays."""
 
     def __init__(self, client: Client, recording: Recording) -> None:
         self._client = client
         self._recording = recording
-        self.hopeless = False
+        self.is_refused = False
         self._number = 0
         self._turn = 0
-        self._parts: dict[Outbox, _Share] = {}
+        self._outboxes: dict[Outbox, None] = {}  # of the tasks that take part, in order
         self._arguments: list[tuple[int, int, Outbox]] = []
         self._outputs: list[Any] = []
         self._structure: Any = None
@@ -181,9 +181,7 @@ class _Plan:
         self._gradients = GradientEffects([], [])
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether what Python read from ordinary tensors, and the gradients that it found, are as they
-        were.
-        """
+        """Whether the numbers that Python reads from local tensors, and the gradients, are as recorded."""
         guards = self._recording.guards
         return self._gradients.match(leaves) and all(t.item() == value for t, value in guards)
 
@@ -192,13 +190,13 @@ class _Plan:
         self._gradients.used.append(UsedGradient(leaf, -1, None))
 
     def build(self, tapes: Mapping[Outbox, list[list[Any]]], leaves: Sequence[Any], returned: Any) -> None:
-        """Turn what was sent into plans, and tell the tasks."""
+        """Turn what was sent into the shares of the tasks, and send them."""
         client, recording = self._client, self._recording
         if recording.trouble:
             raise NotReplayable(recording.trouble)
         recording.forget_copies()
-        recording.check_externals()
-        self._leaves = list(leaves)  # kept, as they are known by their identity
+        recording.keep_externals()
+        self._leaves = list(leaves)  # kept alive, because they are found by `id`
         renamed: dict[int, int] = {}
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, RemoteTensor) and leaf.handle.number in recording.externals:
@@ -217,7 +215,7 @@ class _Plan:
         self._number = client.take_plan()
         for outbox, part in parts.items():
             if part.records or part.feeds:
-                self._parts[outbox] = _Share(part.feeds)
+                self._outboxes[outbox] = None
                 kept = sorted(part.made & client.alive(outbox, part.made))
                 recording.will_change(kept)
                 with client.lock:
@@ -226,10 +224,10 @@ class _Plan:
                     )
         for output in self._outputs:
             if output.number is not None and output.device is not None:
-                self._parts.setdefault(output.device.outbox, _Share([]))
+                self._outboxes[output.device.outbox] = None
 
     def replay(self, leaves: Sequence[Any]) -> Any:
-        """Do it again, with these arguments."""
+        """Run the step on the tasks, with these arguments."""
         client = self._client
         self._turn += 1
         for device in self._recording.random:
@@ -237,13 +235,13 @@ class _Plan:
         env: dict[int, Any] = {}
         for before, now in zip(self._leaves, leaves, strict=True):
             env[id(before)] = now
-        messages = {outbox: _Message() for outbox in self._parts}
+        messages = {outbox: _Message() for outbox in self._outboxes}
         for event in self._recording.sequence:
             if isinstance(event, FedTensor):
                 tensor = env.get(id(event.tensor), event.tensor)
                 messages[client.outboxes[event.task]].add(event.number, tensor)
             else:
-                _redo(event, env)
+                _repeat(event, env)
         for position, alias, outbox in self._arguments:
             messages[outbox].binds.append((alias, leaves[position].handle.number))
         results = [output.renew(client, messages, env) for output in self._outputs]
@@ -257,32 +255,25 @@ class _Plan:
                 feeds = [[n, packing, first + at, count] for n, packing, at, count in message.feeds]
                 outbox.batch.extend((REPLAY, self._number, self._turn, feeds, message.binds, message.outputs))
                 outbox.flush()
-        self._gradients.put(leaves, results)
+        self._gradients.apply(leaves, results)
         return tree_unflatten(results, self._structure)
 
     def _limit_lead(self) -> None:
-        """Run ahead of the tasks, but not without end: what they have not read yet takes memory."""
-        if self._turn % _STRIDE:
+        """Wait if the tasks are far behind, because what they have not read yet takes memory."""
+        if self._turn % _REPORT_EVERY:
             return
         if self._progress:
             self._client.wait_for_progress(self._progress)
-        self._progress = self._client.request_progress(self._parts)
+        self._progress = self._client.request_progress(self._outboxes)
 
     def __del__(self) -> None:
-        if self._parts and not self._client.closed:
-            for outbox in self._parts:
+        if self._outboxes and not self._client.closed:
+            for outbox in self._outboxes:
                 outbox.retired.append((UNRECORD, self._number))
 
 
-class _Share:
-    """What one task is given at each replay."""
-
-    def __init__(self, feeds: Sequence[int]) -> None:
-        self.feeds = feeds
-
-
 class _Message:
-    """One replay for one task, while it is put together."""
+    """One replay for one task, while it is made."""
 
     def __init__(self) -> None:
         self.feeds: list[tuple[int, Any, int, int]] = []
@@ -297,7 +288,7 @@ class _Message:
 
 
 class _Output:
-    """One leaf of what the function returned."""
+    """One leaf of the function's result."""
 
     def __init__(
         self, value: Any, number: int | None, meta: TensorMeta | None, device: RemoteDevice | None
@@ -309,7 +300,7 @@ class _Output:
 
     @classmethod
     def of(cls, value: Any, made: set[int]) -> _Output:
-        """A value of the plan gets a number of its own at each replay; anything else is what it is."""
+        """A value of the plan gets a new number at each replay; anything else stays as it is."""
         if isinstance(value, RemoteTensor) and value.handle.number in made:
             handle = value.handle
             return cls(None, handle.number, handle.meta, handle.device)
@@ -324,16 +315,15 @@ class _Output:
 
 
 def _rename(client: Client, tensor: RemoteTensor) -> None:
-    """What the recorded call returned stays as it is when the value of that number is made anew."""
+    """Give a result of the recorded call another number: replays make the value of the old one anew."""
     old, number = tensor.handle, client.take_numbers(1)
     with client.lock:
         old.device.outbox.batch.extend((ALIAS, old.number, number))
     tensor.handle = Handle(number, old.meta, old.device, old.storage, old.offset)
 
 
-def _redo(call: LocalCall, env: dict[int, Any]) -> None:
-    """An operation on ordinary tensors, on those of now."""
-
+def _repeat(call: LocalCall, env: dict[int, Any]) -> None:
+    """Repeat a local operation with the tensors of this replay."""
     with torch.no_grad():
         returned = call.func(*_now(call.args, env), **{n: _now(v, env) for n, v in call.kwargs.items()})
     for old, new in zip(tensors_in(call.returned), tensors_in(returned), strict=True):

@@ -1,7 +1,7 @@
-"""Names of devices, whole or in part, in any of TensorFlow's spellings. Pure.
+"""Names of devices, complete or in part, in any of TensorFlow's spellings. Pure.
 
 `/job:worker/task:1/cpu:0`, `/job:worker/replica:0/task:1`, `/device:GPU:0`, `/gpu:0`, `cpu`: what a name
-leaves out comes from the scope around it, and at last from the task that the client was connected to.
+leaves out comes from the scope around it, and else from the task that the client connected to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str) -> DeviceName:
-        """Read a name; a ConfigError says what one looks like."""
+        """Read a name; a ConfigError shows what one looks like."""
         found: dict[str, str] = {}
         if not isinstance(text, str):
             raise ConfigError("device", _EXPECTED, repr(text))
@@ -43,7 +43,7 @@ class DeviceName:
                 raise ConfigError("device", _EXPECTED, repr(text))
             found |= given
         if found.get("replica", "0") != "0":
-            raise ConfigError("device", "replica:0, the only one that there is", repr(text))
+            raise ConfigError("device", "replica:0, the only replica", repr(text))
         index = found.get("index")
         return cls(
             found.get("job"),

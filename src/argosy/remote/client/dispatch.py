@@ -22,9 +22,9 @@ from argosy.remote.client.shape_inference import (
     InferredOperation,
     InferredOutput,
     Unsupported,
-    floats_matter,
     infer,
-    learn,
+    set_outputs,
+    shapes_depend_on_floats,
 )
 from argosy.torch_private import (
     LOCAL_SCALAR,
@@ -242,7 +242,7 @@ class Signature:
         elif value is None or kind is int:
             self.key.append(value)
         elif kind is float:
-            if floats_matter(self.func):
+            if shapes_depend_on_floats(self.func):
                 self.key.append((float, value))
             else:
                 self.key.append(float)
@@ -337,7 +337,7 @@ def issue(
         return inferred.func.decompose(*args, **(kwargs or {}))
     if inferred.probe:
         return _probe(client, device, inferred, tensors, floats, args, kwargs)
-    if inferred.learn and not inferred.made:
+    if inferred.probe_once and not inferred.made:
         return _returned(inferred, device, tensors, 0)
     if inferred.random:
         client.keep_seeds(device)
@@ -359,7 +359,7 @@ def issue(
         connections.wake()
     if outbox.lost:
         outbox.check()
-    if (meta := inferred.first) is not None:
+    if (meta := inferred.single) is not None:
         tensor = make_wrapper(RemoteTensor, meta.shape, strides=meta.stride, dtype=meta.dtype, device=_CPU)
         tensor.handle = Handle(first, meta, device, RemoteStorage())
         if observer is not None:
@@ -494,8 +494,8 @@ def _probe(
     for position in inferred.mutates:
         tensors[position].handle.storage.version += 1
     outputs, first = client.probe(inferred, device, tensors, floats, args, kwargs or {})
-    if inferred.learn:
-        learn(inferred, outputs)
+    if inferred.probe_once:
+        set_outputs(inferred, outputs)
     made: list[Any] = []
     joint = RemoteStorage() if inferred.joint else None
     for number, output in enumerate(outputs):

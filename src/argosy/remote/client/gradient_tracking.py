@@ -1,8 +1,8 @@
-"""The gradients that a captured step reads and leaves behind, which a replay has to leave behind as well.
+"""The gradients that a captured step uses and leaves behind.
 
-Autograd gives a tensor its `.grad` in Python, which does not run again at a replay. So it is noted while a
-step is recorded: which `.grad` it found and used, for it to be replayed only where it finds the same; and
-which it left, to be put there by each replay.
+Autograd sets `.grad` in Python, which does not run at a replay. So the recording notes which `.grad` the step
+found and used, because it is replayed only if it finds the same; and which it left, because each replay has
+to leave it too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WarmupObserver:
-    """Looks on at the first call, for the tensors of which the second is to know how it found them."""
+    """Notes the leaf tensors of the first call, whose gradients the second call looks at before it begins."""
 
     def __init__(self) -> None:
         self.leaves: dict[int, Any] = {}
@@ -40,19 +40,19 @@ class WarmupObserver:
 
 
 class GradientTracker:
-    """Looks on while a step is recorded. It keeps no tensor alive: what the step lets go of must be seen to
-    go.
+    """Notes the gradients while a step is recorded. It keeps no tensor alive, because the recording has to
+    see which tensors the step frees.
     """
 
     def __init__(self, known: Iterable[Any]) -> None:
-        """`known`: what an earlier call has used. Of others it is too late to tell what was there."""
+        """`known`: tensors of earlier calls. The gradient of any other is seen only at its first use."""
         self._filled: set[int] = set()
         self._before: dict[int, tuple[weakref.ref[Any], int | None]] = {}
         self._hooks: list[Any] = []
         self.note_leaves(known)
 
     def note_leaves(self, tensors: Iterable[Any]) -> None:
-        """What the step uses, when it does for the first time."""
+        """Note tensors that the step uses, at their first use."""
         for each in tensors:
             found = self._before.get(id(each))
             if is_leaf(each) and (found is None or found[0]() is not each):
@@ -68,11 +68,11 @@ class GradientTracker:
             hook.remove()
 
     def leaves(self) -> list[Any]:
-        """Those that are still there."""
+        """The tensors that still exist."""
         return [leaf for reference, _ in self._before.values() if (leaf := reference()) is not None]
 
     def found(self, recording: Recording, leaves: Sequence[Any], outputs: Sequence[Any]) -> GradientEffects:
-        """What it did with gradients; `leaves` are its arguments, `outputs` what it returned."""
+        """What the step did with gradients; `leaves` are its arguments, `outputs` its results."""
         places = {id(each): place for place, each in enumerate(leaves)}
         returned = {id(each): place for place, each in enumerate(outputs)}
         found = GradientEffects([], [])
@@ -82,7 +82,7 @@ class GradientTracker:
             place, after, filled = places.get(id(leaf), -1), leaf.grad, id(leaf) in self._filled
             if before is not None and before in recording.externals:
                 found.used.append(UsedGradient(leaf, place, recording.externals[before]))
-            elif before is None and (filled or after is None):  # one that was there it might have cleared
+            elif before is None and (filled or after is None):  # it might have cleared a gradient
                 found.used.append(UsedGradient(leaf, place, None))
             if filled or _number(after) != before:
                 found.left.append(_Left(leaf, place, after, returned.get(id(after), -1)))
@@ -90,7 +90,7 @@ class GradientTracker:
 
 
 def is_leaf(tensor: Any) -> bool:
-    """Whether it may have a gradient of its own, and lies on a device. Of a view torch may refuse to say."""
+    """Whether it is a remote tensor that may have a gradient. torch may refuse to tell this of a view."""
     if not tensor.requires_grad or is_view(tensor):
         return False
     return bool(tensor.is_leaf and hasattr(tensor, "handle"))
@@ -98,7 +98,7 @@ def is_leaf(tensor: Any) -> bool:
 
 @dataclass(frozen=True)
 class UsedGradient:
-    """A tensor whose `.grad` was there, or was not, and mattered. `place`: of an argument, which."""
+    """A tensor whose `.grad`, or its absence, mattered. `place`: its place among the arguments, or -1."""
 
     leaf: Any
     place: int
@@ -107,7 +107,7 @@ class UsedGradient:
 
 @dataclass(frozen=True)
 class _Left:
-    """A tensor with the `.grad` that the step left; `returned`: which of its results that is, or -1."""
+    """A tensor with the `.grad` that the step left; `returned`: its place among the results, or -1."""
 
     leaf: Any
     place: int
@@ -130,8 +130,8 @@ class GradientEffects:
                 return False
         return True
 
-    def put(self, leaves: Sequence[Any], results: Sequence[Any]) -> None:
-        """Leave what the recorded call left."""
+    def apply(self, leaves: Sequence[Any], results: Sequence[Any]) -> None:
+        """Set the gradients that the recorded call left."""
         for each in self.left:
             leaf = each.leaf if each.place < 0 else leaves[each.place]
             gradient = each.gradient if each.returned < 0 else results[each.returned]
@@ -140,7 +140,7 @@ class GradientEffects:
 
 
 def _number(gradient: Any) -> int | None:
-    """Of the value that it is; an ordinary tensor is none."""
+    """The number of its value; -1 for a local tensor."""
     if gradient is None:
         return None
     return int(gradient.handle.number) if hasattr(gradient, "handle") else -1

@@ -1,12 +1,12 @@
-"""What one call of a function does, written down: records for each task, and what the client does itself.
+"""A recording of one call of a function: the instructions for each task, and what the client does itself.
 
-Made by `capture.py`. While a recording is under way, everything is done as ever; what is sent is also kept,
-and operations on ordinary tensors are noted, to be done again at each replay.
+`capture.py` makes it. During the recording the call runs as usual. What it sends is also kept, and operations
+on local tensors are noted, to be done again at each replay.
 """
 
 from __future__ import annotations
 
-import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,17 +22,14 @@ if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
     from argosy.remote.client.shape_inference import InferredOperation
 
-# References to a handle that only the recording holds: its own, and that of the call that counts.
-_OURS = 2
-
 
 class NotReplayable(Exception):
-    """The call did something that a replay cannot do again; says what."""
+    """The call did something that a replay cannot repeat; the message says what."""
 
 
 @dataclass
 class LocalCall:
-    """An operation on ordinary tensors."""
+    """An operation on local tensors."""
 
     func: Any
     args: Any
@@ -42,7 +39,7 @@ class LocalCall:
 
 @dataclass
 class FedTensor:
-    """An ordinary tensor that was sent."""
+    """A local tensor that was sent."""
 
     task: str
     number: int
@@ -51,7 +48,7 @@ class FedTensor:
 
 @dataclass
 class TaskShare:
-    """The share of one task."""
+    """What one task does: its instructions, the values that it makes, and those that the client sends."""
 
     records: list[Any] = field(default_factory=list)
     made: set[int] = field(default_factory=set)
@@ -59,7 +56,7 @@ class TaskShare:
 
 
 class Recording:
-    """Collects while the call runs. `start` is the first number of a value that it makes."""
+    """Collects while the call runs. `start` is the number of the first value that it makes."""
 
     def __init__(self, client: Client, known: Iterable[Any] = ()) -> None:
         """`known`: tensors that an earlier call has used, and may have given gradients to."""
@@ -68,15 +65,16 @@ class Recording:
         self.start = client.number
         self.sequence: list[LocalCall | FedTensor] = []
         self.guards: list[tuple[torch.Tensor, Any]] = []
-        self.externals: dict[int, Handle] = {}
+        self.externals: dict[int, Handle] = {}  # values from before the call; filled by `keep_externals`
+        self._used: dict[int, weakref.ref[Handle]] = {}
         self.mutated: set[RemoteStorage] = set()
         self.random: set[RemoteDevice] = set()
         self.trouble = ""
         self._copied: list[Handle] = []
-        self._memories: dict[int, RemoteStorage] = {}
+        self._storages: dict[int, RemoteStorage] = {}
         self._written_here: set[int] = set()
 
-    # --- noted by dispatch and placing --------------------------------------------------------------------
+    # --- called by dispatch and transfer ------------------------------------------------------------------
     def note(self, inferred: InferredOperation, tensors: Sequence[Any], device: RemoteDevice) -> None:
         """An operation that was sent."""
         self.watch.note_leaves(tensors)
@@ -88,32 +86,32 @@ class Recording:
             self.random.add(device)
 
     def note_leaves(self, tensors: Iterable[Any]) -> None:
-        """What an operation is given that will run elsewhere."""
+        """The arguments of an operation that will run on another device."""
         self.watch.note_leaves(tensors)
 
     def note_made(self, returned: Any) -> None:
         """What an operation returns."""
         for each in tensors_in(returned):
             if hasattr(each, "handle"):
-                self._memories[each.handle.number] = each.handle.storage
+                self._storages[each.handle.number] = each.handle.storage
 
     def use(self, handle: Handle) -> None:
-        """A value that was there before belongs to what the call needs."""
-        if handle.number < self.start:
-            self.externals[handle.number] = handle
+        """Note a value that the call reads, if it is from before the call. The call may still free it."""
+        if handle.number < self.start and handle.number not in self._used:
+            self._used[handle.number] = weakref.ref(handle)
 
     def note_copy(self, handle: Handle) -> None:
-        """A value that was given to another task."""
+        """A value that was sent to another task."""
         self.use(handle)
         self._copied.append(handle)
 
     def note_feed(self, task: str, handle: Handle, tensor: torch.Tensor) -> None:
-        """An ordinary tensor that was sent."""
-        self._memories[handle.number] = handle.storage
+        """A local tensor that was sent."""
+        self._storages[handle.number] = handle.storage
         self.sequence.append(FedTensor(task, handle.number, tensor))
 
     def note_local(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
-        """An operation on ordinary tensors."""
+        """An operation on local tensors."""
         if func.namespace == "profiler":
             return
         if func is LOCAL_SCALAR:
@@ -128,7 +126,7 @@ class Recording:
         self.sequence.append(LocalCall(func, args, kwargs, returned))
 
     def prune(self, outputs: Sequence[Any]) -> None:
-        """Leave out what the client did for nothing: no tensor that was sent or returned depends on it."""
+        """Leave out local operations on which nothing depends that was sent or returned."""
         needed = {id(each) for each in outputs}
         kept: list[LocalCall | FedTensor] = []
         for event in reversed(self.sequence):
@@ -143,23 +141,21 @@ class Recording:
             kept.append(event)
         self.sequence = kept[::-1]
 
-    # --- afterwards ---------------------------------------------------------------------------------------
+    # --- after the call -----------------------------------------------------------------------------------
     def forget_copies(self) -> None:
-        """Copies of this call are made anew at each replay: nobody else may take them for valid."""
+        """Each replay makes its copies anew, so those of this call must not be used again."""
         for handle in self._copied:
             for device, (_, copy) in list((handle.copies or {}).items()):
                 if copy.number >= self.start and handle.copies is not None:
                     del handle.copies[device]
 
     def will_change(self, kept: Iterable[int]) -> None:
-        """What somebody still holds is another value after each replay: copies that other devices were given
-        are not.
-        """
-        self.mutated.update(self._memories[number] for number in kept if number in self._memories)
+        """Each replay changes the values that the program still holds, so that their copies become stale."""
+        self.mutated.update(self._storages[number] for number in kept if number in self._storages)
 
     def part(self, tape: Sequence[list[Any]], arguments: dict[int, int]) -> TaskShare:
-        """One task's share, from what was sent to it; `arguments` are values with other numbers at each
-        replay.
+        """One task's share of what was sent. `arguments` maps values whose numbers change from replay to
+        replay to numbers of the plan.
         """
         part = TaskShare()
         dropped: set[int] = set()
@@ -197,15 +193,16 @@ class Recording:
         part.made -= dropped
         return part
 
-    def check_externals(self) -> None:
-        """What was read, and is now held by nobody but us, was replaced by something that the call made."""
-        for number in list(self.externals):
-            if sys.getrefcount(self.externals[number]) <= _OURS:
+    def keep_externals(self) -> None:
+        """Keep the values that replays need. One that is gone was replaced by a value that the call made."""
+        for number, reference in self._used.items():
+            if (handle := reference()) is None:
                 raise NotReplayable("it replaces a tensor that it has read: write to it (copy_) instead")
+            self.externals[number] = handle
 
 
 class LocalRecorder(TorchDispatchMode):
-    """Sees what the call does with ordinary tensors."""
+    """Notes what the call does with local tensors."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -222,7 +219,7 @@ class LocalRecorder(TorchDispatchMode):
 
 
 def split(batch: Sequence[Any], widths: dict[int, tuple[int, int, int]]) -> Iterator[list[Any]]:
-    """A batch as the client wrote it, record by record."""
+    """The instructions of a batch."""
     position = 0
     while position < len(batch):
         code = batch[position]

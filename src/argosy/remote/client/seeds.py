@@ -1,9 +1,9 @@
-"""Random numbers on tasks, governed by the client's own generator.
+"""Random numbers on tasks follow the client's default generator.
 
-Each task has a generator of its own. When the client's default generator is no longer as it was left here, it
-was seeded or drawn from: then the tasks begin anew, from its seed if it is fresh, else from its state. So a
-program that begins with `torch.manual_seed` draws the same numbers every time it runs; and the first task to
-draw after that draws what the client itself would have drawn.
+Each task has its own generator. If the state of the client's generator has changed since the last look, it
+was seeded or drawn from: then the tasks are seeded anew, with its seed if nothing was drawn since, else with
+a hash of its state. So a program that begins with `torch.manual_seed` draws the same numbers every time, and
+the first task to draw after that draws what the client itself would have drawn.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ import torch
 
 from argosy.remote.operations.instructions import SEED
 from argosy.torch_private import without_dispatch
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 
 if TYPE_CHECKING:
     from argosy.remote.client.cluster_client import Client
     from argosy.remote.client.handle import RemoteDevice
     from argosy.remote.client.outbox import Outbox
-
-# In the state of the CPU's generator: where it says how much is left of a block, and where the next is.
-_LEFT, _NEXT = slice(8, 12), slice(16, 24)
 
 
 class Seeds:
@@ -36,17 +33,17 @@ class Seeds:
         self._seeded: set[Outbox] = set()
 
     def follow(self, device: RemoteDevice) -> None:
-        """Before a random operation on a device."""
+        """Call this before a random operation on a device."""
         with without_dispatch():
             self._follow(device, torch.default_generator)
 
     def _follow(self, device: RemoteDevice, generator: torch.Generator) -> None:
         if not torch.equal(generator.get_state(), self._state):
-            state = bytes(bytes_of(generator.get_state()))
-            fresh = int.from_bytes(state[_LEFT], "little") == 1 and not any(state[_NEXT])
-            self._seed = generator.initial_seed() if fresh else _digest(state)
+            state, seed = generator.get_state(), generator.initial_seed()
+            is_fresh = torch.equal(state, torch.Generator().manual_seed(seed).get_state())
+            self._seed = seed if is_fresh else _digest(bytes(bytes_of(state)))
             self._seeded.clear()
-            # Leave a mark, so that the same seed given again is noticed.
+            # Draw once, so that a new `manual_seed` with the same seed changes the state.
             torch.empty(1).uniform_(generator=generator)
             self._state = generator.get_state()
         if device.outbox not in self._seeded:

@@ -1,7 +1,7 @@
-"""What comes of an operation, found out once for each signature: shapes, views, what it writes to.
+"""The results of an operation, inferred once for each signature: shapes, views, and what it writes to.
 
-Shapes come from torch's meta kernels, which compute nothing. An operation whose result depends on values, or
-that has no such kernel, gets a inferred that says so: then the task runs it and tells.
+Shapes come from torch's meta kernels, which compute nothing. An operation whose results depend on values, or
+that has no meta kernel, is probed: the task runs it and describes the results.
 """
 
 from __future__ import annotations
@@ -30,28 +30,37 @@ from argosy.torch_private import (
 
 aten = torch.ops.aten
 
-# What these return depends on values, and is no tensor.
-_ASK_THE_TASK = {aten.equal.default, aten.is_nonzero.default}
-# What these return depends on the kernels that the task has, and the meta kernels do not know it: the task
-# is asked the first time, and for every signature only then.
-_LEARN = {
+# The results of these depend on values, and are not tensors.
+_ALWAYS_PROBE = {aten.equal.default, aten.is_nonzero.default}
+# The shapes of these depend on the kernels of the task, and the meta kernels do not know them: they are
+# probed once for each signature.
+_PROBE_ONCE = {
     *KERNEL_DEPENDENT,
     aten.native_batch_norm.default,
     aten.native_layer_norm.default,
     aten.native_group_norm.default,
     aten.mkldnn_rnn_layer.default,
 }
-# Shapes that depend on the floats among the arguments: here they belong to the signature.
-_FLOATS_MATTER = ("arange", "range", "linspace", "logspace", "upsample", "grid", "fractional", "interpolate")
+# The shapes of these depend on floats among the arguments, which therefore belong to the signature.
+_SHAPED_BY_FLOATS = (
+    "arange",
+    "range",
+    "linspace",
+    "logspace",
+    "upsample",
+    "grid",
+    "fractional",
+    "interpolate",
+)
 _ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
 
 class Unsupported(RuntimeError):
-    """An operation that remote devices do not know; its name is in the message."""
+    """An operation that remote devices do not support; the message names it."""
 
 
 class InferredOutput:
-    """One of the things that an operation returns."""
+    """One result of an operation."""
 
     __slots__ = ("constant", "meta", "offset", "same_as", "view_of")
 
@@ -65,13 +74,13 @@ class InferredOutput:
     ) -> None:
         self.meta = meta  # of a new tensor
         self.view_of = view_of  # the input whose memory it shares
-        self.offset = offset  # into that, from where the input begins
+        self.offset = offset  # from the beginning of that input
         self.same_as = same_as  # the input that it is
-        self.constant = constant  # what is no tensor
+        self.constant = constant  # a result that is not a tensor
 
     @classmethod
     def read(cls, wire: Sequence[Any]) -> InferredOutput:
-        """As a task has told of it."""
+        """Read the description of a task."""
         if wire[0] == "v":
             return cls(constant=wire[1])
         _, dtype, shape, stride, offset, view_of, bits = wire
@@ -80,13 +89,12 @@ class InferredOutput:
 
 
 class InferredOperation:
-    """What an operation of one signature does."""
+    """What is known of an operation with one signature."""
 
     __slots__ = (
         "absolute",
         "alias",
         "decompose",
-        "first",
         "floats",
         "foreach",
         "func",
@@ -94,15 +102,16 @@ class InferredOperation:
         "inputs",
         "is_view",
         "joint",
-        "learn",
         "made",
         "mutates",
         "name",
         "outputs",
         "probe",
+        "probe_once",
         "random",
         "reshapes",
         "shape",
+        "single",
         "stays",
         "templates",
         "whole",
@@ -115,42 +124,41 @@ class InferredOperation:
         self.inputs = 0
         self.floats = 0
         self.outputs: list[InferredOutput] = []
-        self.shape: Any = None  # of what is returned: None for one thing, else a nested list of positions
+        self.shape: Any = None  # of the result: None for a single one, else nested sequences
         self.made = 0  # how many outputs are new values
-        self.first: TensorMeta | None = (
-            None  # of the only output, if it is new and not a view: the common case
-        )
+        # Of the only output, if it is new and not a view: the common case.
+        self.single: TensorMeta | None = None
         self.mutates: tuple[int, ...] = ()
-        self.stays: tuple[int, ...] = ()  # those that it runs with, where they are; others are written back
+        self.stays: tuple[int, ...] = ()  # of `mutates`, those whose device decides where it runs
         self.joint = has_joint_results(func)
-        self.reshapes = False  # it changes the shape of what it writes to
-        self.absolute = False  # offsets of its views count from the beginning of the memory
+        self.reshapes = False  # it changes the shape of a tensor that it writes to
+        self.absolute = False  # the offsets of its views count from the beginning of the storage
         self.is_view = False
-        self.whole = False  # a view of all that there is, in another shape
+        self.whole = False  # a view of all elements, in another shape
         self.alias = func in _ALIASES
         self.decompose = False
-        self.probe = False  # only running it tells what comes of it
-        self.learn = False  # … but then it is always the same
+        self.probe = False  # its results are unknown until it has run
+        self.probe_once = False  # they are the same at every call, so it is probed once
         self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s"))
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.templates: dict[RemoteDevice, int] = {}
 
 
-def floats_matter(func: Any) -> bool:
-    """Whether floats among the arguments of an operation decide on shapes."""
-    return any(word in func.name() for word in _FLOATS_MATTER)
+def shapes_depend_on_floats(func: Any) -> bool:
+    """Whether the shapes of an operation depend on floats among its arguments."""
+    return any(word in func.name() for word in _SHAPED_BY_FLOATS)
 
 
 def infer(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Any], floats: int
 ) -> InferredOperation:
-    """The inferred of an operation, whose tensors are those of `tensors`, in the order of the arguments."""
+    """Infer the results of an operation; `tensors` are its tensors, in the order of the arguments."""
     inferred = InferredOperation(func)
     inferred.inputs, inferred.floats = len(tensors), floats
     if inferred.alias:
         return inferred
     if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
-        # Seen only in inference mode; elsewhere torch has taken it apart before it comes here.
+        # Seen in inference mode only; otherwise torch has decomposed it before.
         inferred.decompose = True
         return inferred
     if func.name() not in ALLOWED:
@@ -162,22 +170,22 @@ def infer(
     order = list(tensors)
     inferred.mutates = _positions(order, mutated(func, args, kwargs, torch.is_tensor))
     inferred.stays = _positions(order, mutated(func, args, kwargs, torch.is_tensor, side_effects=False))
-    if func in _ASK_THE_TASK or func in _LEARN:
+    if func in _ALWAYS_PROBE or func in _PROBE_ONCE:
         inferred.probe = True
-        inferred.learn = func in _LEARN
+        inferred.probe_once = func in _PROBE_ONCE
         return inferred
     if func is aten.as_strided.default:
         return _as_strided(inferred, args, tensors)
     try:
-        # Nobody watches: what meta tensors go through is no part of a program that is being recorded.
+        # Operations on meta tensors are not part of a program that is being recorded.
         with warnings.catch_warnings(), without_dispatch():
             warnings.simplefilter("ignore")
             returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
     except Exception:
-        if not schema_of(func).returns:  # it only writes, as fused optimizers do: there is nothing to infer
+        if not schema_of(func).returns:  # it only writes, as fused optimizers do
             inferred.outputs = [InferredOutput()]
             return inferred
-        # Not known without values, or a mistake of the user's: the task's own kernel has the last word.
+        # It depends on values, or the user made a mistake: the kernel of the task decides.
         inferred.probe = True
         return inferred
     returned = _asked_for(func, args, kwargs, returned)
@@ -209,12 +217,12 @@ def _note_outputs(inferred: InferredOperation, returned: Any, inputs: Sequence[t
     if only is None or any(only.bits):
         return
     if new[0].view_of < 0 and not inferred.mutates:
-        inferred.first = only
+        inferred.single = only
     inferred.whole = inferred.is_view and len(inputs) == 1 and only.nbytes == inputs[0].nbytes
 
 
-def learn(inferred: InferredOperation, outputs: list[InferredOutput]) -> None:
-    """What a task has told of an operation holds for its signature from now on."""
+def set_outputs(inferred: InferredOperation, outputs: list[InferredOutput]) -> None:
+    """Use the description of a task for this signature from now on."""
     inferred.outputs = outputs
     inferred.made = sum(each.meta is not None for each in outputs)
     inferred.shape = None if len(outputs) == 1 else (tuple, [None] * len(outputs))
@@ -229,7 +237,7 @@ def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> InferredOu
         if value is each:
             return InferredOutput(same_as=position)
     if value.layout is not torch.strided or value.is_quantized:
-        raise Unsupported(f"{name}: remote devices know no {value.layout} {value.dtype} tensors")
+        raise Unsupported(f"{name}: remote devices do not support {value.layout} tensors of {value.dtype}")
     meta = meta_of(tuple(value.shape), value.stride(), value.dtype, (value.is_conj(), value.is_neg()))
     memory = storage_key(value.untyped_storage())
     for position, each in enumerate(inputs):
@@ -241,7 +249,7 @@ def _output(name: str, value: Any, inputs: Sequence[torch.Tensor]) -> InferredOu
 def _as_strided(
     inferred: InferredOperation, args: Sequence[Any], tensors: Sequence[Any]
 ) -> InferredOperation:
-    """Its offset counts from the beginning of the memory, of which a meta tensor has none."""
+    """Its offset counts from the beginning of the storage, which a meta tensor does not have."""
     size, stride, *offset = args[1:]
     meta = meta_of(tuple(size), tuple(stride), tensors[0].dtype, tensors[0].handle.meta.bits)
     inferred.absolute = bool(offset) and offset[0] is not None
@@ -275,20 +283,20 @@ def _map_kwargs(kwargs: dict[str, Any], metas: dict[int, torch.Tensor]) -> dict[
 
 
 def _positions(tensors: Sequence[torch.Tensor], some: Iterable[torch.Tensor]) -> tuple[int, ...]:
-    """Where some of the tensors are among all."""
+    """The positions of some of the tensors among all."""
     wanted = {id(each) for each in some}
     return tuple(position for position, each in enumerate(tensors) if id(each) in wanted)
 
 
 def _shape_of(returned: Any) -> Any:
-    """None for a single thing; else the kind of sequence and what is in it."""
+    """None for a single result; else the type of the sequence and the structure of its elements."""
     if not isinstance(returned, list | tuple):
         return None
     return (list if isinstance(returned, list) else tuple, [_shape_of(each) for each in returned])
 
 
 def results_of(inferred: InferredOperation) -> tuple[tuple[int, ...], tuple[Result, ...]]:
-    """Which outputs are new values, and what they are, as a template says it."""
+    """The outputs that are new values, and their description in a template."""
     picks, results = [], []
     for position, output in enumerate(inferred.outputs):
         if (meta := output.meta) is not None:

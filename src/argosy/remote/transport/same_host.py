@@ -28,7 +28,7 @@ from argosy.remote.transport.send_buffers import ACK, SendBuffer, SendBufferPool
 from argosy.shared_memory import passing
 from argosy.shared_memory.region import Region, offsets_of
 from argosy.wire.message import Message, decode, encode
-from argosy.wire.tensors import bytes_of
+from argosy.wire.tensor_bytes import bytes_of
 
 # The number of parts, the buffer (-1: the tensors follow in the socket), and whether the buffer's memory
 # travels with this message.

@@ -1,9 +1,9 @@
-"""What some of PyTorch's kernels take for granted, checked before they run for a client.
+"""Checks of what some of PyTorch's kernels assume, made before such a kernel runs for a client.
 
-Autograd only ever calls a backward kernel with what its forward kernel has returned, so these do not check
-their arguments, and read or write beyond a tensor's memory where sizes or indices do not agree. A client may
-send anything. A check has the names of the operation's own arguments; it looks at shapes, and at values only
-where a kernel uses them as indices. `tests/remote/fuzzing.py` finds what is missing here.
+Autograd calls a backward kernel only with what its forward kernel has returned. So these kernels do not check
+their arguments, and read or write outside a tensor's memory if sizes or indices do not match. A client may
+send anything. A check takes the operation's arguments; it looks at shapes, and at values only where a kernel
+uses them as indices. `tests/remote/fuzzing.py` finds what is missing here.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ CHECKS = images.CHECKS | mathematics.CHECKS | sequences.CHECKS | networks.CHECKS
 
 
 def precondition_of(operation: Any) -> Check | None:
-    """To be called with an operation's arguments before it; it raises a ValueError. None: there is none."""
+    """The check to call with an operation's arguments; it raises a ValueError. None if there is none."""
     return CHECKS.get(schema_of(operation).name.removeprefix("aten::"))

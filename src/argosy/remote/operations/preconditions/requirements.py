@@ -1,4 +1,4 @@
-"""The words that all checks use: what has to agree, and what it means if it does not."""
+"""What all checks use: conditions, and the errors if they do not hold."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Check = Callable[..., None]
 
 
 def require(condition: bool, expected: str) -> None:
-    """A ValueError unless it holds."""
+    """Raise a ValueError unless the condition holds."""
     if not condition:
-        raise ValueError(f"arguments that do not belong together: expected {expected}")
+        raise ValueError(f"arguments do not match: expected {expected}")
 
 
 def same_shape(first: Tensor, *others: Tensor) -> None:
-    """Whether tensors have one shape."""
+    """Raise a ValueError unless all tensors have the same shape."""
     for each in others:
         if each.shape != first.shape:
             raise ValueError(f"expected tensors of one shape, got {[*first.shape]} and {[*each.shape]}")
 
 
 def within(values: Tensor, low: int, high: int, name: str) -> None:
-    """Whether indices lie in [low, high)."""
+    """Raise a ValueError unless all indices are in [low, high)."""
     if not values.numel():
         return
     least, most = (int(each) for each in torch.aminmax(values))

@@ -1,0 +1,262 @@
+"""Server 0's second task: it knows who is in the job, gathers what the servers hold, and orders what follows.
+
+Decisions come from `update/`; this file turns messages into its events and tells everybody the outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from argosy.cluster.spec import Task
+from argosy.errors import ModelMismatch, WireError
+from argosy.modes import Mode, Sync
+from argosy.protocol.asking import WaitingReport
+from argosy.protocol.decisions import Decision, Push
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Describe, Described, JobOver, Refused, Register
+from argosy.protocol.layout import Layout
+from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
+from argosy.server.gathers import Gathers
+from argosy.server.tally import Tally
+from argosy.store.same_batches import SameBatches
+from argosy.update.admission import admission_for
+from argosy.update.checkpoints import Checkpoints
+from argosy.update.clipping import NormCollector
+from argosy.update.coordination import (
+    Arrived,
+    Coordination,
+    CutWanted,
+    CutWritten,
+    Event,
+    Finished,
+    Held,
+    Lost,
+    StopWanted,
+)
+from argosy.update.membership import Roster
+
+CHIEF = 0
+
+
+class Coordinator:
+    """The head of the job.
+
+    `tell` sends to a worker, `order` has decisions carried out on every server, `scale` gives every server
+    the factor of a clipped step.
+    """
+
+    def __init__(
+        self,
+        servers: int,
+        workers: int,
+        tell: Callable[[int, Header], None],
+        order: Callable[[Sequence[Decision]], None],
+        scale: Callable[[Scale], None],
+    ) -> None:
+        self.roster = Roster(workers)
+        self.layout = Layout()
+        self.mode: Mode | None = None
+        self.failure: JobOver | None = None
+        self.progress_at = time.monotonic()
+        self._servers = servers
+        self._tell = tell
+        self._order = order
+        self._scale = scale
+        self._core = Coordination(servers, self.roster, admission_for(Sync(), self.roster, None))
+        self._layouts: dict[int, Layout] = {}  # each that was registered, by its number of parameters
+        self._describing: dict[int, Describe] = {}
+        self._described: set[int] = set()  # workers whose model is known to be the chief's
+        self._gathers = Gathers()
+        self._norms: NormCollector | None = None
+        self.tally = Tally(workers)
+        self._first_batches = SameBatches()
+
+    @property
+    def step(self) -> int:
+        """The global step."""
+        return self._core.admission.step
+
+    @property
+    def last_step(self) -> int | None:
+        """The step at which the job ends."""
+        return self._core.admission.last_step
+
+    @property
+    def queue(self) -> int:
+        """How many gradients are held for a step to come."""
+        return self._core.admission.queue()
+
+    # --- membership ---------------------------------------------------------------------------------------
+    def arrive(self, worker: int, again: bool) -> int:
+        """A worker is here (`again`: the same process as before); where it starts to count its pushes."""
+        if not again:
+            self._on(Arrived(worker))
+        return self._core.base_seq(worker)
+
+    @property
+    def gathers_completed(self) -> int:
+        """How many gathers have taken place: a worker that comes later counts from there."""
+        return self._gathers.held
+
+    def finish(self, worker: int) -> None:
+        """A worker is done."""
+        self._depart(Finished(worker))
+
+    def lose(self, worker: int) -> None:
+        """A worker is gone; with the last one, a job that is not at its end has failed."""
+        self._depart(Lost(worker))
+        last = self.roster.abandoned_by()
+        if last is not None and (self.last_step is None or self.step < self.last_step):
+            self.fail(Task("worker", last), self._unfinished())
+
+    def _unfinished(self) -> str:
+        end = "" if self.last_step is None else f" of {self.last_step}"
+        return (
+            f"its connection ended at step {self.step}{end}, and no worker is left to go on; "
+            "start the job again: with a directory it goes on from its newest checkpoint"
+        )
+
+    def _depart(self, event: Finished | Lost) -> None:
+        self._describing.pop(event.worker, None)
+        self._described.discard(event.worker)
+        self._on(event)
+        self._complete_gathers()
+
+    def is_present(self, worker: int) -> bool:
+        """Whether a worker is in the job now."""
+        return self.roster.is_here(worker)
+
+    def fail(self, task: Task, reason: str) -> None:
+        """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
+        if self.failure is None:
+            if self._core.checkpoints is not None:
+                self._core.checkpoints.end()
+            self.failure = JobOver(str(task), reason)
+            for worker in self.roster.awaited():
+                self._tell(worker, self.failure)
+
+    # --- registration -------------------------------------------------------------------------------------
+    def describe(self, worker: int, request: Describe) -> None:
+        """A worker says what its parameters are; it hears where they lie once the chief has registered."""
+        self._describing[worker] = request
+        self._answer_descriptions()
+
+    def register(self, header: Register, step: int, checkpoints: Checkpoints | None) -> None:
+        """The chief has registered: from now on there is a mode, and a layout. The job begins at `step`."""
+        if self.mode is None:
+            admission = admission_for(header.mode, self.roster, header.last_step, step)
+            self._core.admission = admission
+            self._core.checkpoints = checkpoints
+            if header.clip_norm is not None:
+                self._norms = NormCollector(self._servers, header.clip_norm)
+        self.mode = header.mode
+        self.layout = header.layout
+        self._layouts[len(header.layout.parameters)] = header.layout
+        self._answer_descriptions()
+
+    def _answer_descriptions(self) -> None:
+        for worker, request in list(self._describing.items()):
+            count = len(request.parameters)
+            if (difference := self._difference(worker, request)) is not None:
+                self._refuse(worker, *difference)
+            elif count in self._layouts:
+                self._tell(worker, Described(self._layouts[count]))
+            elif worker == CHIEF:
+                self._tell(worker, Described(Layout()))
+            else:
+                continue  # until the chief has registered as many
+            del self._describing[worker]
+            self._described.add(worker)
+
+    def _difference(self, worker: int, request: Describe) -> tuple[str, str, str] | None:
+        """What does not fit in a worker's description: the field, what the chief has, and what it has."""
+        if self.mode is None:
+            return None
+        known, mine = self.layout.parameters, request.parameters
+        for spec, other in zip(mine, known, strict=False):
+            if spec != other:
+                return "model", f"parameter {other} as the chief registered it", f"{spec} here"
+        if request.mode != self.mode:
+            return "mode", f"{self.mode}, as the chief has it", str(request.mode)
+        if len(mine) in self._layouts or worker == CHIEF:
+            return None
+        if len(mine) < len(known):
+            return "model", f"parameter {known[len(mine)]} as the chief registered it", "none here"
+        if worker not in self._described:  # else it has a new group of parameters, and waits for the chief's
+            return "model", f"the chief's {len(known)} parameters", f"also {mine[len(known)]} here"
+        return None
+
+    def _refuse(self, worker: int, field: str, expected: str, got: str) -> None:
+        error = ModelMismatch(field, expected, got)
+        self._tell(worker, Refused("model", error.field, error.expected, str(error.got)))
+
+    # --- training -----------------------------------------------------------------------------------------
+    def held(self, server: int | None, worker: int, seq: int, push: Push | None = None) -> None:
+        """A server holds its share of a push, or every server has it in sight."""
+        if push is not None and push.version > self._core.admission.step:
+            raise WireError(f"push: expected a version up to {self.step}, got {push.version}")
+        self.tally.heard(worker)
+        if self.failure is not None:
+            self._tell(worker, self.failure)
+        else:
+            self._on(Held(server, worker, seq, push))
+
+    def hear(self, worker: int, request: PushRequest) -> None:
+        """What a worker tells along with a push."""
+        if request.numbers:
+            self.tally.log(worker, request.numbers, request.logged)
+        if request.batches:
+            self._first_batches.heard(worker, request.batches)
+
+    def norm(self, server: int, step: int, square: float) -> None:
+        """A server's share of the norm of a step."""
+        if self._norms is not None and (factor := self._norms.report(server, step, square)) is not None:
+            self._scale(Scale(step, factor))
+
+    def gather(self, worker: int, request: GatherRequest) -> None:
+        """A worker gives its value, and waits for those of the others."""
+        if self.failure is not None:
+            self._tell(worker, self.failure)
+        if (values := self._gathers.missed(request.number)) is not None:
+            self._tell(worker, Gathered(request.number, values))
+            return
+        self._gathers.attend(request.number, worker, request.value)
+        self._complete_gathers()
+
+    def _complete_gathers(self) -> None:
+        for number, values in self._gathers.take_place(self.roster.awaited()):
+            self.progress_at = time.monotonic()
+            for worker in values:
+                self._tell(worker, Gathered(number, values))
+
+    # --- saving and stopping ------------------------------------------------------------------------------
+    def wish(self, wishes: Wishes) -> None:
+        """What a worker wants with a push: that the state is saved, or that the job ends."""
+        if "save" in wishes:
+            self._on(CutWanted())
+        if "stop" in wishes:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the job after the step that is being collected."""
+        self._on(StopWanted())
+
+    def written(self, saved: bool) -> None:
+        """The latest cut is on the disk, or could not be written."""
+        self._on(CutWritten(saved))
+
+    def _on(self, event: Event) -> None:
+        if decisions := self._core.on(event):
+            self.progress_at = time.monotonic()
+            self.tally.count(decisions)
+            self._order(decisions)
+
+    # --- who is waited for --------------------------------------------------------------------------------
+    def waiting(self, name: Callable[[int], str], holds: bool) -> WaitingReport:
+        """For whom the job waits, and how long."""
+        workers: Iterable[int] = self._core.waited_for() or self._gathers.missing(self.roster.awaited())
+        if not workers and self._describing:
+            workers = [CHIEF]
+        seconds = time.monotonic() - self.progress_at
+        return WaitingReport(tuple(name(worker) for worker in workers), seconds, holds)

@@ -1,0 +1,118 @@
+"""An optimizer on flat blocks that still skips the parameters without a gradient, as torch does.
+
+Torch counts steps for each parameter. On a flat block all parameters share one count, until one of them is
+skipped: then the block is cut there, once, and each part goes on with its own slice of the optimizer's
+state. The memory stays flat; only the views become more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from argosy.errors import ConfigError
+from argosy.protocol.fields import Group
+from argosy.shared_memory.large_pages import empty_like
+from argosy.store.ranges import Range
+from argosy.store.update_rules import RULES, Stretch, Update
+
+
+class FlatOptimizer:
+    """The optimizer `name` of one parameter group over its flat blocks on one server."""
+
+    def __init__(self, name: str, group: Group, blocks: Sequence[torch.Tensor]) -> None:
+        if name not in RULES:
+            raise ConfigError("optimizer", f"one of {', '.join(RULES)}", repr(name))
+        self._rule = RULES[name]
+        if missing := sorted(self._rule.needs - group.keys()):
+            raise ConfigError(f"hyperparameters of {name}", f"{missing[0]} among them", sorted(group))
+        self._values: dict[str, Any] = dict(group)
+        self._blocks = list(blocks)
+        firsts = self._rule.slots(self._values)
+        # The whole of each slot; the runs have views of it.
+        self._slots = [{name: _full_like(b, first) for name, first in firsts.items()} for b in blocks]
+        self._runs = [[self._run(number, 0, block.numel(), 0.0)] for number, block in enumerate(blocks)]
+        self._whole: Update | None = None  # of all blocks, made when it is needed
+
+    def _run(self, number: int, start: int, stop: int, updates: float) -> Stretch:
+        slots = {name: slot[start:stop] for name, slot in self._slots[number].items()}
+        return Stretch(start, stop, self._blocks[number][start:stop], slots, updates)
+
+    def slots(self, number: int) -> dict[str, torch.Tensor]:
+        """The state that is kept for a block, by name."""
+        return self._slots[number]
+
+    def steps(self, number: int) -> list[tuple[int, int, float]]:
+        """The updates so far of each stretch of a block: start, stop, count."""
+        return [(run.start, run.stop, run.updates) for run in self._runs[number]]
+
+    def restore(self, number: int, steps: Iterable[tuple[int, int, float, float]]) -> None:
+        """The slots of a block hold what was saved; of each part: start, stop, updates so far, stretch.
+
+        Neighbours of one stretch become one again: on a part of its own, a kernel may round otherwise.
+        """
+        joined: list[tuple[int, int, float, float]] = []
+        size = self._blocks[number].numel()
+        for start, stop, *kind in steps:
+            if start == stop and size:
+                continue  # nothing is in it to be updated
+            if joined and joined[-1][1] == start and list(joined[-1][2:]) == kind:
+                joined[-1] = (joined[-1][0], stop, kind[0], kind[1])
+            else:
+                joined.append((start, stop, kind[0], kind[1]))
+        self._runs[number] = [self._run(number, start, stop, count) for start, stop, count, _ in joined]
+        self._whole = None
+
+    def configure(self, group: Group) -> None:
+        """Hyperparameters from now on."""
+        if group == self._values:
+            return
+        self._values |= group
+        self._whole = None
+        slots = self._rule.slots(self._values)
+        for number, kept in enumerate(self._slots):
+            for name in slots.keys() - kept.keys():  # momentum was switched on, for example
+                kept[name] = _full_like(self._blocks[number], slots[name])
+                for run in self._runs[number]:
+                    run.slots[name] = kept[name][run.start : run.stop]
+
+    def update_whole(self, gradients: list[torch.Tensor]) -> None:
+        """Apply a gradient for each block, in which nothing is absent."""
+        if self._whole is None:
+            if any(len(runs) > 1 for runs in self._runs):
+                self.update(gradients, [[] for _ in gradients])
+                return
+            self._whole = self._rule.bind([run for (run,) in self._runs], self._values)
+        self._whole(gradients)
+
+    def update(self, gradients: Sequence[torch.Tensor | None], absent: Sequence[Sequence[Range]]) -> None:
+        """Apply a gradient for each block (None: nothing in it has one), except in the `absent` ranges."""
+        chosen: list[Stretch] = []
+        parts: list[torch.Tensor] = []
+        for number, (gradient, ranges) in enumerate(zip(gradients, absent, strict=True)):
+            if gradient is None:
+                continue
+            if ranges:
+                self._cut(number, ranges)
+            for run in self._runs[number]:
+                if not any(start <= run.start and run.stop <= stop for start, stop in ranges):
+                    chosen.append(run)
+                    parts.append(gradient[run.start : run.stop])
+        if chosen:
+            self._rule.bind(chosen, self._values)(parts)
+
+    def _cut(self, number: int, ranges: Iterable[Range]) -> None:
+        """Make every range begin and end where runs do."""
+        edges = sorted({edge for pair in ranges for edge in pair})
+        result: list[Stretch] = []
+        for run in self._runs[number]:
+            inner = [edge for edge in edges if run.start < edge < run.stop]
+            result += run.split([run.start, *inner, run.stop]) if inner else [run]
+        self._runs[number] = result
+        self._whole = None
+
+
+def _full_like(block: torch.Tensor, value: float) -> torch.Tensor:
+    return empty_like(block).fill_(value)

@@ -1,0 +1,57 @@
+"""When a server's work is over, and how it ends: well, or with the failure that ended the job."""
+
+from __future__ import annotations
+
+from argosy.errors import JobFailed
+from argosy.protocol.joining import JobOver
+from argosy.server.checkpointing import ShardSaving
+from argosy.server.coordinator import Coordinator
+from argosy.server.peer_links import PeerLinks
+
+# After a failure, the workers have so long to hear of it before the servers end anyway.
+FAILURE_GRACE = 10.0
+
+
+class JobEnd:
+    """Of one server; the coordinator's word ends the others."""
+
+    def __init__(
+        self, name: str, coordinator: Coordinator | None, links: PeerLinks, saving: ShardSaving
+    ) -> None:
+        self._name = name
+        self._coordinator = coordinator
+        self._links = links
+        self._saving = saving
+        self._failed_at: float | None = None
+        self.told: JobOver | None = None  # by the coordinator
+
+    def is_over(self, now: float) -> bool:
+        """Whether nothing is left to do."""
+        coordinator = self._coordinator
+        if coordinator is None:
+            return self.told is not None and not self._saving.busy
+        if coordinator.failure is not None:
+            return self._is_told(coordinator, coordinator.failure, now)
+        roster = coordinator.roster
+        return roster.everyone_left() and not roster.somebody_is_here() and not self._saving.busy
+
+    def _is_told(self, coordinator: Coordinator, failure: JobOver, now: float) -> bool:
+        """Whether every worker has heard of a failure, or had the time to, and nothing more will be saved."""
+        self._failed_at = self._failed_at or now
+        late = now - self._failed_at > FAILURE_GRACE
+        if self._saving.busy:  # a server that has failed may never report its file
+            return late and failure.task.startswith("/job:ps/")
+        return late or not any(coordinator.is_present(w) for w in coordinator.roster.awaited())
+
+    def end(self) -> None:
+        """Tell the others; raises what ended the job, or SaveFailed if its final state is not saved."""
+        over = self.told or (self._coordinator and self._coordinator.failure) or JobOver()
+        unsaved = None if over.task else self._saving.failure
+        if unsaved is not None:
+            over = JobOver(self._name, str(unsaved))
+        if self._coordinator is not None:
+            self._links.tell_all(over)
+        if unsaved is not None:
+            raise unsaved
+        if over.task:
+            raise JobFailed(over.task, over.reason)

@@ -1,0 +1,101 @@
+"""Who is missing: how long a server waits for others, and what follows when they do not come or are gone."""
+
+from __future__ import annotations
+
+import time
+
+from argosy.cluster.launcher import failure_elsewhere
+from argosy.cluster.settings import NOTICE_EVERY
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.errors import TaskLost, WaitTimeout
+from argosy.events import say, say_waiting
+from argosy.modes import Sync
+from argosy.server.coordinator import Coordinator
+from argosy.server.handshake import Handshake
+from argosy.server.model_buffers import ModelBuffers
+from argosy.server.peer_links import PeerLinks
+
+# How often a server looks for word of the launcher, in seconds.
+_LOOK_EVERY = 0.5
+
+
+class MissingTasks:
+    """As one server sees it."""
+
+    def __init__(
+        self,
+        me: Task,
+        cluster: ClusterSpec,
+        coordinator: Coordinator | None,
+        links: PeerLinks,
+        handshake: Handshake,
+        buffers: ModelBuffers,
+        wait: float,
+    ) -> None:
+        self._me = me
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._links = links
+        self._handshake = handshake
+        self._buffers = buffers
+        self._wait = wait
+        self._started = self._last_notice = self._last_look = time.monotonic()
+
+    def look(self, now: float) -> None:
+        """Say for whom this server waits, every few seconds; raises WaitTimeout when it gives up.
+
+        Also when the launcher says that a task has failed, which then never comes, nor tells why.
+        """
+        if now - self._last_look >= _LOOK_EVERY:
+            self._last_look = now
+            self._heed_launcher()
+        if now - self._last_notice >= NOTICE_EVERY:
+            self._last_notice = now
+            for task in self._missing():
+                say_waiting(self._cluster.describe(task), now - self._started)
+            for name, seconds in self._links.silent():
+                say_waiting(name, seconds)
+        if now - self._started > self._wait:
+            self._give_up_on(self._missing())
+
+    def _heed_launcher(self) -> None:
+        if (failure := failure_elsewhere()) is None:
+            return
+        if self._coordinator is None:
+            raise failure
+        self._coordinator.fail(Task.parse(failure.task.partition(" ")[0]), failure.reason)
+
+    def _missing(self) -> list[Task]:
+        servers = self._links.missing()
+        if self._coordinator is None:
+            return servers
+        workers = [Task("worker", worker) for worker in self._coordinator.roster.missing()]
+        return servers + [task for task in workers if not self._handshake.waits(task)]
+
+    def _give_up_on(self, missing: list[Task]) -> None:
+        if not missing:
+            return
+        names = [self._cluster.describe(task) for task in missing]
+        error = WaitTimeout(f"{self._me} gave up waiting", names, self._wait)
+        coordinator = self._coordinator
+        nobody = coordinator is None or coordinator.mode is None
+        in_step = isinstance(coordinator and coordinator.mode, Sync)
+        if nobody or in_step or any(task.job == "ps" for task in missing):
+            if coordinator is not None:
+                coordinator.fail(self._me, str(error))
+            raise error
+        say(f"{error}; the job goes on without")
+        for task in missing:
+            self.lose(task)
+
+    def lose(self, task: Task) -> None:
+        """A task is gone: a job goes on without a worker, but not without a server."""
+        if task.job == "ps":
+            error = TaskLost(self._cluster.describe(task), "its connection ended")
+            if self._coordinator is None:
+                raise error
+            self._coordinator.fail(task, str(error))
+        elif self._coordinator is not None and self._coordinator.roster.has_a_part(task.index):
+            say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
+            self._buffers.forget(task.index)
+            self._coordinator.lose(task.index)

@@ -1,0 +1,376 @@
+"""A parameter server: one loop that takes messages from its inbox, and passes each to whom it concerns.
+
+Single-threaded. `OrderExecutor` does the work on this server's shard; `Coordinator`, on server 0 only,
+decides. The loop also keeps the time: which task has been missing for how long, and which has gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.errors import ArgosyError, ConfigError, WireError
+from argosy.events import say
+from argosy.protocol.asking import StatusRequest, WaitingReport, WaitingRequest
+from argosy.protocol.decisions import Decision, Push
+from argosy.protocol.header import BetweenServers, Header
+from argosy.protocol.joining import (
+    Admitted,
+    Describe,
+    Fail,
+    GradientMemory,
+    GradientMemorySeen,
+    Hello,
+    JobOver,
+    Leave,
+    Left,
+    Refused,
+    Register,
+    Registered,
+    SlotValues,
+)
+from argosy.protocol.layout import check_layout
+from argosy.protocol.saving import OpenDirectory, OwnState, ResumePoint, ResumeRequest, ShardSaved
+from argosy.protocol.training import (
+    BlockAhead,
+    GatherRequest,
+    HeldNotice,
+    NormReport,
+    Orders,
+    PushRequest,
+    Scale,
+    StopRequest,
+)
+from argosy.server.checkpointing import ShardSaving
+from argosy.server.connected_tasks import ConnectedTasks
+from argosy.server.coordinator import Coordinator
+from argosy.server.handshake import Handshake, refusal
+from argosy.server.job_end import JobEnd
+from argosy.server.missing_tasks import MissingTasks
+from argosy.server.order_executor import OrderExecutor
+from argosy.server.peer_links import PeerLinks
+from argosy.server.status_report import report
+from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
+from argosy.wire.message import Message
+
+if TYPE_CHECKING:
+    import torch
+
+# How often a server looks whether the others have answered its hello, in seconds.
+_LINK_EVERY = 0.02
+# How often it looks at the clock while messages keep coming.
+_LOOK_EVERY = 0.1
+_NOTHING_ASKED = WaitingRequest()
+
+
+class ParameterServer:
+    """One ps task. `connect` opens a channel to another server."""
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        index: int,
+        listener: Listener,
+        connect: Callable[[Task], Channel],
+        wait: float,
+        lane: str = "",
+    ) -> None:
+        self.task = Task("ps", index)
+        self._cluster = cluster
+        self._listener = listener
+        self._workers = list(cluster.tasks("worker"))
+        self._connected = ConnectedTasks(cluster, self.task, self._is_here)
+        self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
+        self.stop_wanted = False  # set by a signal
+        self._looked = 0.0
+        self._unsettled = True
+        self._saving = ShardSaving(index, cluster.count("ps"))
+        self._executor = OrderExecutor(
+            index, self._reply, self._report_norm, self._copies, self._saving, cluster.count("worker")
+        )
+        self._coordinator = self._make_coordinator() if index == 0 else None
+        self._links = PeerLinks(cluster, self.task, connect, use_lane=bool(lane))
+        self._job_end = JobEnd(str(self.task), self._coordinator, self._links, self._saving)
+        self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
+        self._missing_tasks = MissingTasks(
+            self.task,
+            cluster,
+            self._coordinator,
+            self._links,
+            self._handshake,
+            self._executor.buffers,
+            wait,
+        )
+
+    def _make_coordinator(self) -> Coordinator:
+        return Coordinator(
+            self._cluster.count("ps"),
+            self._cluster.count("worker"),
+            tell=lambda worker, header: self._reply(worker, header, ()),
+            order=self._order,
+            scale=self._scale,
+        )
+
+    # --- the loop -----------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Serve until the job is over; raises if it ended badly."""
+        try:
+            while not (self._look_around() and self._job_end.is_over(self._looked)):
+                self._step(self._listener.receive(timeout=self._patience()))
+            self._job_end.end()
+        finally:
+            self._saving.close()
+            self._links.close()
+            self._listener.close()
+
+    def _patience(self) -> float:
+        """How long to wait for a message before looking around."""
+        return _LINK_EVERY if not self._links.ready or self._saving.busy else 1.0
+
+    def _look_around(self) -> bool:
+        """Keep the time when there is a reason to, which a push in the middle of training is not."""
+        now = time.monotonic()
+        if not self._unsettled and now - self._looked < _LOOK_EVERY:
+            return False
+        self._unsettled = False
+        self._looked = now
+        self._keep_time(now)
+        return True
+
+    def _step(self, arrival: Arrival | None) -> None:
+        match arrival:
+            case Delivery(peer, message):
+                self._deliver(peer, message)
+            case Departure(peer):
+                self._unsettled = True
+                self._connected.depart(peer)
+                self._handshake.depart(peer)
+            case Garbage(peer, reason) if (task := self._connected.task(peer)) is not None:
+                say(f"{self.task} threw away a message of {task}: {reason}")
+
+    def _deliver(self, peer: Peer, message: Message[Header]) -> None:
+        header = message.header
+        task = self._connected.task(peer)
+        try:
+            if isinstance(header, Hello):
+                self._handshake.greet(peer, header)
+            elif isinstance(header, StatusRequest):
+                self._listener.send(peer, report(self._cluster, self._coordinator, self._waiting()))
+            elif task is None:
+                self._handshake.refuse(peer, header)
+            else:
+                self._connected.heard(peer, task)
+                if task.job == "ps":
+                    self._from_server(task, header)
+                else:
+                    self._from_worker(task, message)
+        except WireError as error:
+            say(f"{self.task} refused a {type(header).__name__} of {task}: {error}")
+            self._listener.send(peer, Refused("protocol", "message", "a well-formed one", str(error)))
+        except ArgosyError as error:
+            self._fail(task or self.task, str(error))
+
+    def _is_here(self, task: Task) -> bool:
+        if task.job == "ps":
+            return True
+        return self._coordinator is not None and self._coordinator.is_present(task.index)
+
+    # --- messages -----------------------------------------------------------------------------------------
+    def _from_worker(self, task: Task, message: Message[Header]) -> None:
+        header = message.header
+        match header:
+            case PushRequest():
+                self._push(task.index, Message(header, message.tensors))
+            case Register():
+                self._register(task, Message(header, message.tensors))
+            case BlockAhead():
+                self._executor.keep_ahead(task.index, Message(header, message.tensors))
+            case SlotValues() if task == Task("worker", 0):
+                self._executor.give(Message(header, message.tensors))
+                self._reply(task.index, GradientMemorySeen(), ())
+            case OwnState():
+                self._saving.give_state(task.index, header)
+            case GradientMemory():
+                self._executor.keep_gradient_memory(task.index, message.tensors)
+                self._reply(task.index, GradientMemorySeen(), ())
+            case WaitingRequest():
+                self._reply(task.index, self._waiting(task.index, header), ())
+            case OpenDirectory() if self._coordinator is not None:
+                if task != Task("worker", 0):
+                    raise WireError("only the chief opens a directory")
+                self._reply(task.index, self._saving.open(header), ())
+            case ResumeRequest() if self._coordinator is not None:
+                state = self._saving.state_of(task.index)
+                self._reply(task.index, ResumePoint(self._coordinator.step, state, self._saving.groups), ())
+            case Describe() if self._coordinator is not None:
+                self._coordinator.describe(task.index, header)
+            case GatherRequest() if self._coordinator is not None:
+                self._coordinator.gather(task.index, header)
+            case Leave():
+                self._leave(task)
+            case Fail():
+                self._reply(task.index, Left(), ())
+                self._fail(task, header.reason)
+                self._leave(task)
+            case _:
+                raise WireError(f"a worker does not send {type(header).__name__}")
+
+    def _from_server(self, task: Task, header: Header) -> None:
+        told = self._links.take(task, header)
+        if told is not None:
+            self._obey(task, told)
+        elif (reason := self._links.missed(task)) is not None:
+            self._fail(self.task, reason)
+
+    def _obey(self, task: Task, header: BetweenServers) -> None:
+        match header:
+            case Orders(decisions, pushes) if task.index == 0:
+                for worker, request in pushes:
+                    self._executor.hold_shared(worker, request)
+                self._executor.carry_out(decisions)
+            case HeldNotice(worker, seq) if self._coordinator is not None:
+                self._coordinator.held(task.index, worker, seq)
+            case NormReport(step, square) if self._coordinator is not None:
+                self._coordinator.norm(task.index, step, square)
+            case Fail(reason) if self._coordinator is not None:
+                self._coordinator.fail(task, reason)
+            case Admitted(worker, life) if task.index == 0:
+                self._handshake.admit(worker, life)
+            case ShardSaved() if self._coordinator is not None:
+                self._saving.collect(task.index, header)
+            case StopRequest() if self._coordinator is not None:
+                self._coordinator.stop()
+            case Scale(step, factor) if task.index == 0:
+                self._executor.scale(step, factor)
+            case JobOver() if task.index == 0:
+                self._job_end.told = header
+                self._unsettled = True
+            case _:
+                raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
+
+    def _push(self, worker: int, message: Message[PushRequest]) -> None:
+        header = message.header
+        if header.wishes and self._coordinator is not None:
+            self._coordinator.wish(header.wishes)
+        if not self._executor.hold(worker, message):
+            return
+        if self._coordinator is None:
+            self._links.tell(0, HeldNotice(worker, header.seq))
+        else:
+            push = Push(
+                worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
+            )
+            self._coordinator.hear(worker, header)
+            if push.last:  # the steps that follow from its leaving are made without it
+                self._executor.buffers.forget(worker)
+            if header.shared:
+                plain = header
+                if header.buffers or header.numbers:
+                    plain = msgspec.structs.replace(header, buffers=(), numbers={})
+                self._untold.append((worker, plain))
+            self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
+        self._executor.add_early()
+
+    def _register(self, task: Task, message: Message[Register]) -> None:
+        if task != Task("worker", 0):
+            raise WireError("only the chief registers")
+        header = message.header
+        check_layout(header.layout, self._cluster.count("ps"), len(header.optimizer.groups))
+        try:
+            self._executor.register(message)
+        except ConfigError as error:
+            self._reply(0, refusal(error), ())
+            return
+        self._reply(0, Registered(), ())
+        if self._coordinator is not None:
+            self._coordinator.register(header, self._executor.step, self._saving.checkpoints)
+
+    def _advance_saving(self) -> None:
+        """See what has been written in the background."""
+        report = self._saving.written()
+        if report is not None and self._coordinator is None:
+            self._links.tell(0, report)
+        if self._coordinator is not None:
+            outcome = self._saving.published(self._coordinator.roster.present())
+            if outcome is not None:
+                self._coordinator.written(saved=not outcome.error)
+
+    @property
+    def saves(self) -> bool:
+        """Whether this job keeps checkpoints."""
+        return self._saving.planned
+
+    def _stop(self) -> None:
+        """This server was told to end: end the job after the next step, in good order."""
+        if self._coordinator is not None:
+            self._coordinator.stop()
+        else:
+            self._links.tell(0, StopRequest())
+
+    def _leave(self, task: Task) -> None:
+        self._unsettled = True
+        self._reply(task.index, Left(), ())
+        if self._coordinator is not None and self._coordinator.is_present(task.index):
+            self._executor.buffers.forget(task.index)
+            self._coordinator.finish(task.index)
+
+    # --- to others ----------------------------------------------------------------------------------------
+    def _reply(self, worker: int, header: Header, tensors: Sequence[torch.Tensor]) -> None:
+        if (peer := self._connected.peer(self._workers[worker])) is not None:
+            self._listener.send(peer, header, tensors)
+
+    def _copies(self, worker: int) -> bool:
+        peer = self._connected.peer(self._workers[worker])
+        return peer is not None and self._listener.copies(peer)
+
+    def _order(self, decisions: Sequence[Decision]) -> None:
+        self._links.tell_all(Orders(tuple(decisions), tuple(self._untold)))
+        self._untold.clear()
+        self._executor.carry_out(decisions)
+
+    def _scale(self, scale: Scale) -> None:
+        self._links.tell_all(scale)
+        self._executor.scale(scale.step, scale.factor)
+
+    def _report_norm(self, step: int, square: float) -> None:
+        if self._coordinator is not None:
+            self._coordinator.norm(0, step, square)
+        else:
+            self._links.tell(0, NormReport(step, square))
+
+    def _fail(self, task: Task, reason: str) -> None:
+        self._unsettled = True
+        if self._coordinator is not None:
+            self._coordinator.fail(task, reason)
+        else:
+            self._links.tell(0, Fail(reason))
+
+    def _waiting(self, worker: int = 0, ask: WaitingRequest = _NOTHING_ASKED) -> WaitingReport:
+        holds = self._executor.holds(worker, ask.seq, ask.anew)
+        if silent := self._links.silent():
+            return WaitingReport(tuple(name for name, _ in silent), max(time for _, time in silent), holds)
+        if self._coordinator is None:
+            return WaitingReport((), 0.0, holds)
+        return self._coordinator.waiting(lambda w: self._cluster.describe(Task("worker", w)), holds)
+
+    # --- time ---------------------------------------------------------------------------------------------
+    def _keep_time(self, now: float) -> None:
+        if not self._links.ready and self._links.advance():
+            self._handshake.greet_early()
+        if self._saving.busy:
+            self._advance_saving()
+        if self.stop_wanted:
+            self.stop_wanted = False
+            self._stop()
+        self._links.keep_time(now)
+        for task in self._connected.overdue(self._reaches):
+            self._missing_tasks.lose(task)
+        self._missing_tasks.look(now)
+
+    def _reaches(self, peer: Peer) -> bool:
+        """Whether a connection that ended was made anew; its task may have had nothing to say since."""
+        return self._listener.send(peer, WaitingReport((), 0.0))

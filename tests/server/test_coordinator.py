@@ -1,0 +1,74 @@
+"""The coordinator and who is connected to it: what follows when somebody leaves, comes again, or is slow."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from argosy.cluster.spec import ClusterSpec, Task
+from argosy.protocol.header import Header
+from argosy.protocol.joining import Hello
+from argosy.protocol.training import Gathered, GatherRequest
+from argosy.server import connected_tasks
+from argosy.server.connected_tasks import ConnectedTasks
+from argosy.server.coordinator import Coordinator
+
+FIRST = msgspec.Raw(msgspec.msgpack.encode("first"))
+
+
+def coordinator(workers: int) -> tuple[Coordinator, list[tuple[int, Header]]]:
+    """With these workers in the job; and what it tells them."""
+    told: list[tuple[int, Header]] = []
+    made = Coordinator(
+        1, workers, lambda worker, header: told.append((worker, header)), lambda _: None, lambda _: None
+    )
+    for worker in range(workers):
+        made.arrive(worker, again=False)
+    return made, told
+
+
+@pytest.mark.parametrize("how", ["finish", "lose"])
+def test_a_gather_takes_place_when_the_one_it_waits_for_has_left(how: str) -> None:
+    made, told = coordinator(3)
+    made.gather(0, GatherRequest(1, FIRST))
+    made.gather(1, GatherRequest(1, FIRST))
+    assert told == []
+    getattr(made, how)(2)
+    met = Gathered(1, {0: FIRST, 1: FIRST})
+    assert told == [(0, met), (1, met)]
+    assert made.gathers_completed == 1
+
+
+# --- who is connected -------------------------------------------------------------------------------------
+CLUSTER = ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "b:2"]})
+WORKER = Task("worker", 1)
+
+
+def greeted(*peers: bytes, life: str = "one") -> ConnectedTasks:
+    """Where one process has come over these connected_tasks, one after the other."""
+    made = ConnectedTasks(CLUSTER, Task("ps", 0), lambda _: True)
+    for number, peer in enumerate(peers):
+        assert made.greet(peer, Hello(str(WORKER), 1, 2, life), WORKER) == (number > 0)
+    return made
+
+
+def test_the_end_of_an_older_connection_is_not_the_end_of_the_newer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connected_tasks, "RETURN_GRACE", -1.0)
+    made = greeted(b"network", b"lane")
+    made.depart(b"network")
+    assert made.overdue(lambda _: False) == []
+    assert (made.peer(WORKER), made.task(b"lane"), made.task(b"network")) == (b"lane", WORKER, None)
+    made.depart(b"lane")
+    assert made.overdue(lambda _: False) == [WORKER]
+    assert made.overdue(lambda _: False) == []
+
+
+def test_who_speaks_again_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connected_tasks, "RETURN_GRACE", -1.0)
+    made = greeted(b"network")
+    made.depart(b"network")
+    made.heard(b"network", WORKER)
+    assert made.overdue(lambda _: False) == []
+    assert made.peer(WORKER) == b"network"
