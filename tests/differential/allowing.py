@@ -90,12 +90,19 @@ def _phase(program: Program, phase: Phase) -> bool:
         and (not phase.weighted or phase.way in ("sync", "tokens"))
         and (phase.placement is None or phase.served)
         and (not moving or ends[0] == max(ends))
-        and not (phase.way == "ring" and program.saves and ends[0] < max(ends))  # the chief saves
+        and not (phase.way == "ring" and program.saves and _chief_ends_first(phase, ends))
         and (even or program.last_step is None)
         and not (program.linear and moving)
         and (len(program.phases) == 1 or even)
         and (joins is None or even or min(ends) > joins)  # a group joins in every worker
     )
+
+
+def _chief_ends_first(phase: Phase, ends: list[int]) -> bool:
+    """It saves; what the others do after it is in no checkpoint."""
+    last = phase.turns[-1]
+    unfinished = [deed[-1].act in ("step", "none") and len(deed) < last.every for deed in last.deeds if deed]
+    return ends[0] < max(ends) or (unfinished[0] and not all(unfinished))
 
 
 def _turn(program: Program, phase: Phase, number: int, turn: Turn) -> bool:

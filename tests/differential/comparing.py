@@ -40,7 +40,7 @@ def _compare_phase(program: Program, phase: Phase, got: Ended, expected: Ended) 
         if right.kept is not None:
             short = 2e-2 if "short" in program.parts else least  # made of gradients in half precision
             yield from _slots(f"{where}: optimizer's state of ", mine.kept or {}, right.kept, short)
-    yield from _bits(phase, got)
+    yield from _bits(phase, got, expected)
     if expected.saved is not None:
         yield from _states("checkpoint: ", got.saved or {}, expected.saved, least)
     if expected.saved_average is not None:
@@ -120,11 +120,11 @@ def _filled(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value) for name, value in state.items() if value is not None}
 
 
-def _bits(phase: Phase, got: Ended) -> Iterator[str]:
+def _bits(phase: Phase, got: Ended, expected: Ended) -> Iterator[str]:
     """Workers that stayed to the end hold the same final parameters, bit for bit."""
     last = max(len(worker.verdicts) for worker in got.workers)
     turns = phase.turns[-1]
-    stayed = [number for number, deed in enumerate(turns.deeds) if deed]
+    stayed = [n for n, deed in enumerate(turns.deeds) if deed and not expected.workers[n].left]
     if phase.way != "async":
         stayed = [n for n in stayed if got.workers[n].verdicts[-1:] == got.workers[stayed[0]].verdicts[-1:]]
     for worker in stayed[1:]:

@@ -116,6 +116,7 @@ class _Training:
 
     def _phase(self, number: int, phase: Phase) -> Ended:
         count = phase.workers
+        self.number = number
         self.buffers = [self._own_buffers() for _ in range(count)]
         self.latest = {}
         self.common = self._own_buffers()
@@ -242,7 +243,7 @@ class _Training:
             if each.act == "skip":
                 statuses.append("skipped")
                 continue
-            x = self._batch(phase, number, place, worker, each)
+            x = self._batch(number, place, worker, each)
             if each.discard:
                 self._forward(x, each)
             if each.act != "none":
@@ -273,10 +274,10 @@ class _Training:
         """Whether a backward pass leaves the mean of all workers in `.grad`."""
         return phase.way == "ring" and self.program.averages_in_backward
 
-    def _batch(self, phase: Phase, number: int, place: int, worker: int, each: Pass) -> Tensor:
+    def _batch(self, number: int, place: int, worker: int, each: Pass) -> Tensor:
         if self.program.feed is None:
             return self.data(number, place, worker, each.size)
-        which = self.program.phases.index(phase)
+        which = self.number
         rows = dealt(self.program, self.orders, which, worker)[number - self.program.first_turn(which)]
         return torch.tensor(rows, dtype=torch.float64).view(-1, 1).expand(-1, 3) / 7
 

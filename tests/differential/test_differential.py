@@ -91,6 +91,11 @@ def test_a_wrong_reference_is_noticed(what: str) -> None:
     assert compare(program, got, other)
 
 
+def test_a_scaled_loss_whose_gradients_are_sent_ahead() -> None:
+    phase = replace(_plain().phases[0], lane="network")
+    assert not TRAINING.differences(_plain(phases=(phase,), scaler=True, overlap=True))
+
+
 def test_shrinking_keeps_what_matters_and_nothing_else() -> None:
     def fails(program: Program) -> bool:
         skips = any(each.act == "skip" for each in program.passes)

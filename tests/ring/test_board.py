@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event
 
 import pytest
 import torch
 from rings import in_group
 
-from argosy.errors import JobFailed, TaskLost
+from argosy.errors import ArgosyError, JobFailed, TaskLost
 from argosy.ring import board as boards
 from argosy.ring.board import Board
 from argosy.ring.group import RingGroup
@@ -86,6 +86,34 @@ def test_who_leaves_rings() -> None:
             group.barrier()
 
     assert all(wake(lambda group: group.board.leave(), wait))
+
+
+def test_who_fails_after_what_is_waited_for_does_not_undo_it() -> None:
+    """It comes and fails while the other, which has just seen it missing, looks who has failed."""
+    looks, has_failed = Event(), Event()
+
+    def program(group: RingGroup) -> None:
+        board = group.board
+        if group.rank == 1:
+            assert looks.wait(30)
+            board.post(boards.ENTERED)
+            board.fail("boom")
+            has_failed.set()
+            return
+        look = board._failure
+
+        def meanwhile(ready: Sequence[tuple[int, int]]) -> ArgosyError | None:
+            looks.set()
+            assert has_failed.wait(30)
+            return look(ready)
+
+        board._failure = meanwhile  # type: ignore[method-assign]
+        board._wake(0)
+        board.wait(boards.ENTERED, 1)
+        with pytest.raises(JobFailed, match="boom"):
+            board.wait(boards.ENTERED, 2)
+
+    in_group(2, program)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -39,7 +39,6 @@ from argosy.protocol.layout import Block, Layout, ParameterSpec, Piece
 from argosy.protocol.remote_work import (
     Attach,
     Attached,
-    Bereft,
     CutOff,
     Detach,
     Fault,
@@ -47,6 +46,7 @@ from argosy.protocol.remote_work import (
     Packing,
     Parcel,
     Reply,
+    TaskGone,
     Work,
 )
 from argosy.protocol.saving import (
@@ -143,7 +143,7 @@ EXAMPLES: list[Header] = [
     Work([0, 3, 7, 1, 2, 0.5, -8, [1, 2]]),
     Reply(4, [["float32", [2], [1]]], Fault("/job:ps/task:0", "aten::mm", 3, "RuntimeError", "no", "trace")),
     Parcel("a1", (Item(3, 1, Packing("float32", (2, 3), (3, 1))), Item(4, 1, None))),
-    Bereft("/job:worker/task:1"),
+    TaskGone("/job:worker/task:1"),
     CutOff("KeyError: 7"),
     Detach(),
 ]

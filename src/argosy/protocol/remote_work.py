@@ -100,7 +100,7 @@ class Parcel(HeaderBase, frozen=True, tag="parcel"):
     items: tuple[Item, ...]
 
 
-class Bereft(HeaderBase, frozen=True, tag="bereft"):
+class TaskGone(HeaderBase, frozen=True, tag="bereft"):
     """From a client: this task has gone, so what you expect from it will not come."""
 
     task: _Name
@@ -110,4 +110,4 @@ class Detach(HeaderBase, frozen=True, tag="detach"):
     """A client goes: forget all that is its own."""
 
 
-RemoteWork: TypeAlias = Attach | Attached | Work | Reply | Parcel | Bereft | CutOff | Detach
+RemoteWork: TypeAlias = Attach | Attached | Work | Reply | Parcel | TaskGone | CutOff | Detach

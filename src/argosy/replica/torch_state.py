@@ -140,8 +140,10 @@ class TorchState:
                 state["step"] = torch.tensor(checkpoint.steps(name, 0)[0])
             elif kind.startswith("slot/"):
                 slot = checkpoint.tensor(kind, name).to(parameter.device)
-                # Servers keep the slots of half-precision parameters in full; torch has them alike.
+                # Servers keep the slots of half-precision parameters in full; torch has them alike. What is
+                # narrower has a dtype of its own, as NAdam's product, which is a scalar.
                 alike = slot.shape == parameter.shape and slot.is_floating_point()
+                alike &= slot.dtype.itemsize > parameter.dtype.itemsize
                 state[kind.removeprefix("slot/")] = slot.to(parameter.dtype) if alike else slot
         # SGD has no count of its own; the servers keep one to know the first step.
         if set(state) == {"step"} or type(self._optimizer) is torch.optim.SGD:

@@ -26,7 +26,7 @@ SMALL, LARGE = making(10), making(10**6)
 
 
 def item(index: int, kernel: Kernel | None, *after: int) -> PlanItem:
-    """The slot of what an item makes has its number."""
+    """The register of what an item makes has its number."""
     return PlanItem(index, tuple(after), (index,), kernel=kernel, after=set(after))
 
 

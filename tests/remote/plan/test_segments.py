@@ -34,7 +34,7 @@ TEMPLATES = {
 
 def shape_of(records: list[object], returned: tuple[int, ...] = ()) -> list[list[str]]:
     step = Dependencies(records, TEMPLATES, (), {})
-    segments = cut_segments(step, [step.slot_of[each] for each in returned], ())
+    segments = cut_segments(step, [step.register_of[each] for each in returned], ())
     return [
         ["send" if item.kernel is None else item.kernel.name.partition("::")[2] for item in each.items]
         for each in segments
@@ -125,7 +125,7 @@ def test_segments_come_after_what_they_need_whatever_the_program(seed: int) -> N
     first = Dependencies(records, TEMPLATES, (), {})
     sizes = {number: chance.choice([100, 2**20]) for number in first.externals}
     returned = [number for number in values[3:] if chance.random() < 0.1]
-    wanted = [first.slot_of[number] for number in returned]
+    wanted = [first.register_of[number] for number in returned]
     for step in (first, Dependencies(records, TEMPLATES, (), {}, first.as_previous_step(sizes, wanted))):
         costs = [chance.choice([0.0, 1e-4, 5e-3]) for _ in step.items]
         for side_by_side in (False, True):
@@ -161,9 +161,9 @@ def test_what_comes_is_given_back_after_its_last_use_in_whichever_segment_that_i
     records += [1, -1, 0, later, made, 1, -1, 0, later, received]  # the second segment reads it too
     step = Dependencies(records, TEMPLATES, (), {})
     first, second = cut_segments(step, (), ())
-    assert (first.releases, second.releases) == ([], [step.slot_of[received], step.slot_of[later]])
-    assert step.slot_of[received] in second.frees[1]
-    assert cut_segments(step, [step.slot_of[received]], ())[1].releases == [step.slot_of[later]]
+    assert (first.releases, second.releases) == ([], [step.register_of[received], step.register_of[later]])
+    assert step.register_of[received] in second.frees[1]
+    assert cut_segments(step, [step.register_of[received]], ())[1].releases == [step.register_of[later]]
 
 
 def test_what_nobody_waits_for_is_done_when_the_step_before_is() -> None:
@@ -182,7 +182,7 @@ def test_what_nobody_waits_for_is_done_when_the_step_before_is() -> None:
     assert [[item.index for item in each.items] for each in segments] == [[0], [2], [1, 3], [4, 5], [6, 7]]
     assert [each.after for each in segments] == [[], [], [], [0, 2], [1, 2]]
     wanted = Dependencies(records, TEMPLATES, (), {})
-    assert wanted.as_previous_step(sizes, [wanted.slot_of[1]]).deferrable == {1, 3}  # it was there before
+    assert wanted.as_previous_step(sizes, [wanted.register_of[1]]).deferrable == {1, 3}  # it was there before
 
 
 def test_a_view_waits_with_who_uses_it() -> None:
@@ -190,7 +190,7 @@ def test_a_view_waits_with_who_uses_it() -> None:
     records: list[object] = [EXPECT, gradient, SECOND, 2, -1, flipped, gradient, 1, -1, 0, parameter, flipped]
     step = Dependencies(records, TEMPLATES, (), {}, PreviousStep({parameter: 1 << 5}))
     assert [len(each.items) for each in cut_segments(step, (), ())] == [2]
-    seen = cut_segments(step, [step.slot_of[flipped]], ())  # somebody may be waiting for it
+    seen = cut_segments(step, [step.register_of[flipped]], ())  # somebody may be waiting for it
     assert [len(each.items) for each in seen] == [1, 1]
 
 

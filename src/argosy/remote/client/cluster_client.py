@@ -19,7 +19,7 @@ from argosy.cluster.settings import DEFAULT_WAIT, NOTICE_EVERY
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError, RemoteError, TaskLost, WaitTimeout
 from argosy.events import say, say_waiting
-from argosy.protocol.remote_work import Attach, Attached, Bereft, CutOff, Detach, Fault, Packing, Reply
+from argosy.protocol.remote_work import Attach, Attached, CutOff, Detach, Fault, Packing, Reply, TaskGone
 from argosy.remote.client import call_sites
 from argosy.remote.client.connections import Connections, PendingReply
 from argosy.remote.client.device_name import DeviceName
@@ -164,7 +164,7 @@ class Client:
         outbox.lost = f"{why}; its values are lost, the other tasks can still be used"
         for name, other in self.outboxes.items():
             if not other.lost:
-                self.connections.send(name, Bereft(task))
+                self.connections.send(name, TaskGone(task))
         for request, answer in list(self._answers.items()):
             if answer.task == task and self._answers.pop(request, None) is not None:
                 answer.put(None)

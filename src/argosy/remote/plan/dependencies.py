@@ -24,8 +24,8 @@ _LARGE = 128 * 1024
 
 @dataclass
 class PlanItem:
-    """An operation, or a value that is sent (`kernel` is None). Values are slots, indices into a list that
-    each replay has of its own.
+    """An operation, or a value that is sent (`kernel` is None). A value is known by its register, an index
+    into a list that each replay has of its own.
     """
 
     index: int
@@ -53,7 +53,7 @@ class MemoryUse:
 
 
 @dataclass
-class PlanSlot:
+class PlanRegister:
     """A value of the step."""
 
     number: int
@@ -88,11 +88,13 @@ class Dependencies:
     ) -> None:
         """`shared` maps values from before the step that share memory to the same number."""
         self.items: list[PlanItem] = []
-        self.slots: list[PlanSlot] = [PlanSlot(-1, -1)]
+        self.registers: list[PlanRegister] = [PlanRegister(-1, -1)]
         self.memories: list[MemoryUse] = []
-        self.slot_of: dict[int, int] = {}
+        self.register_of: dict[int, int] = {}
         self.feeds: dict[int, int] = {}
-        self.received: list[tuple[int, str, int]] = []  # the number, task and slot of values from other tasks
+        self.received: list[
+            tuple[int, str, int]
+        ] = []  # the number, task and register of values from other tasks
         self.externals: dict[int, int] = {}  # values from before the step
         self.random: set[int] = set()
         self._shared = shared
@@ -101,38 +103,38 @@ class Dependencies:
         self._external_memory: dict[int, int] = {}
         self._random_state = self._new_memory()
         for number in feeds:
-            self.feeds[number] = self._new_slot(number, self._new_memory())
+            self.feeds[number] = self._new_register(number, self._new_memory())
         self._read(records, templates)
 
     @property
     def from_outside(self) -> dict[int, int]:
-        """Of each memory that the step does not make itself, a slot."""
-        slots = (*self.externals.values(), *(slot for _, _, slot in self.received))
-        return {self.slots[slot].memory: slot for slot in slots}
+        """Of each memory that the step does not make itself, a register."""
+        registers = (*self.externals.values(), *(register for _, _, register in self.received))
+        return {self.registers[register].memory: register for register in registers}
 
     def _new_memory(self) -> int:
         self.memories.append(MemoryUse())
         return len(self.memories) - 1
 
-    def _new_slot(self, number: int, memory: int) -> int:
-        self.slots.append(PlanSlot(number, memory))
-        self.slot_of[number] = len(self.slots) - 1
-        return len(self.slots) - 1
+    def _new_register(self, number: int, memory: int) -> int:
+        self.registers.append(PlanRegister(number, memory))
+        self.register_of[number] = len(self.registers) - 1
+        return len(self.registers) - 1
 
     def _find(self, number: int) -> int:
-        """The slot of a value. One that no instruction has made is from before the step."""
-        if (found := self.slot_of.get(number)) is not None:
+        """The register of a value. One that no instruction has made is from before the step."""
+        if (found := self.register_of.get(number)) is not None:
             return found
         shared = self._shared.get(number, number)
         if shared not in self._external_memory:
             self._external_memory[shared] = self._new_memory()
-        slot = self.externals[number] = self._new_slot(number, self._external_memory[shared])
+        register = self.externals[number] = self._new_register(number, self._external_memory[shared])
         if bit := self._previous.unfinished.get(number, 0):
-            self.slots[slot].needs = bit
+            self.registers[register].needs = bit
             memory = self.memories[self._external_memory[shared]]
             memory.made |= bit
             memory.touched |= bit
-        return slot
+        return register
 
     def _read(self, records: Sequence[Any], templates: Mapping[int, Kernel]) -> None:
         position = 0
@@ -146,17 +148,17 @@ class Dependencies:
             record = records[position + 1 : position + WIDTHS[code]]
             position += WIDTHS[code]
             if code == EXPECT:
-                slot = self._new_slot(record[0], self._new_memory())
+                register = self._new_register(record[0], self._new_memory())
                 bit = 1 << len(self.received)
-                self.received.append((record[0], record[1], slot))
-                self.slots[slot].needs = bit
-                memory = self.memories[self.slots[slot].memory]
+                self.received.append((record[0], record[1], register))
+                self.registers[register].needs = bit
+                memory = self.memories[self.registers[register].memory]
                 memory.made = memory.touched = bit
             elif code == SEND:
                 value, task, there, site = record
                 item = PlanItem(len(self.items), (self._find(value),), site=site, task=task, there=there)
                 self._add(item)
-                sent = self.slots[item.inputs[0]]
+                sent = self.registers[item.inputs[0]]
                 item.ready_after = max(sent.maker, self.memories[sent.memory].writer)
             elif code != DROP:
                 raise WireError(f"captured step: expected an instruction that can be repeated, got {code}")
@@ -180,27 +182,27 @@ class Dependencies:
             if view < 0:
                 memory = self._new_memory() if joint is None else joint
             else:
-                memory = self.slots[inputs[view]].memory
-            slot = self._new_slot(record[2] + number, memory)
-            self.slots[slot].needs, self.slots[slot].maker = item.needs, item.index
+                memory = self.registers[inputs[view]].memory
+            register = self._new_register(record[2] + number, memory)
+            self.registers[register].needs, self.registers[register].maker = item.needs, item.index
             if view < 0:
                 fresh = self.memories[memory]
                 fresh.made = fresh.touched = item.needs
                 fresh.writer = item.index
-            made.append(slot)
+            made.append(register)
         item.outputs = tuple(made)
 
     def _add(self, item: PlanItem) -> None:
         """Find what an item needs and comes after, as in a program that runs line by line."""
-        reads = {self.slots[slot].memory for slot in item.inputs}
-        writes = {self.slots[slot].memory for slot in item.writes}
+        reads = {self.registers[register].memory for register in item.inputs}
+        writes = {self.registers[register].memory for register in item.writes}
         if item.kernel is not None and item.kernel.random:
             reads.add(self._random_state)
             writes.add(self._random_state)
             self.random.add(item.index)
-        for slot in item.inputs:
-            item.needs |= self.slots[slot].needs
-            item.after.add(self.slots[slot].maker)
+        for register in item.inputs:
+            item.needs |= self.registers[register].needs
+            item.after.add(self.registers[register].maker)
         for each in reads:
             item.needs |= self.memories[each].made
             item.after.add(self.memories[each].writer)
@@ -221,9 +223,9 @@ class Dependencies:
 
     def as_previous_step(self, sizes: Mapping[int, int], wanted: Collection[int]) -> PreviousStep:
         """What the next replay of the same step has to know. Small values share one bit, because they are not
-        worth a segment each. An item is deferrable if no message and no `wanted` slot depends on it.
+        worth a segment each. An item is deferrable if no message and no `wanted` register depends on it.
         """
-        memories = {number: self.slots[slot].memory for number, slot in self.externals.items()}
+        memories = {number: self.registers[register].memory for number, register in self.externals.items()}
         writers = {number: self.memories[memory].writer for number, memory in memories.items()}
         needs = {number: self.items[writer].needs for number, writer in writers.items() if writer >= 0}
         bytes_for: dict[int, int] = {}
@@ -237,11 +239,13 @@ class Dependencies:
         return PreviousStep(unfinished, self._deferrable(unfinished, wanted))
 
     def _deferrable(self, unfinished: Collection[int], wanted: Collection[int]) -> set[int]:
-        awaited = {self.slots[slot].maker for slot in wanted}
+        awaited = {self.registers[register].maker for register in wanted}
         deferrable: set[int] = set()
         for item in reversed(self.items):
             if item.kernel is None or item.index in awaited:
                 awaited |= {item.index, *item.after}
-            elif not item.needs and any(self.slots[slot].number in unfinished for slot in item.inputs):
+            elif not item.needs and any(
+                self.registers[register].number in unfinished for register in item.inputs
+            ):
                 deferrable.add(item.index)
         return deferrable

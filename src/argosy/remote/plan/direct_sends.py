@@ -31,33 +31,33 @@ class DirectSend:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     nbytes: int
-    slots: tuple[int, ...]  # all values in that memory
+    registers: tuple[int, ...]  # all values in that memory
 
 
 def find_direct_sends(step: Dependencies) -> dict[int, DirectSend]:
     """By the index of the operation: those whose result, views aside, is used by one message only."""
-    slots_in: dict[int, list[int]] = {}
-    for number, slot in enumerate(step.slots):
-        slots_in.setdefault(slot.memory, []).append(number)
+    registers_in: dict[int, list[int]] = {}
+    for number, register in enumerate(step.registers):
+        registers_in.setdefault(register.memory, []).append(number)
     users: dict[int, list[PlanItem]] = {}
     for item in step.items:
-        for memory in {step.slots[slot].memory for slot in item.inputs}:
+        for memory in {step.registers[register].memory for register in item.inputs}:
             if item.kernel is None or not item.kernel.light:
                 users.setdefault(memory, []).append(item)
     found: dict[int, DirectSend] = {}
     for item in step.items:
         if item.kernel is None or item.kernel.views != (-1,):
             continue
-        memory = step.slots[item.outputs[0]].memory
+        memory = step.registers[item.outputs[0]].memory
         match users.get(memory):
             case [PlanItem(kernel=None) as send] if send.needs == item.needs:
-                direct = _direct_send(item.kernel, send, tuple(slots_in[memory]))
+                direct = _direct_send(item.kernel, send, tuple(registers_in[memory]))
                 if direct is not None:
                     found[item.index] = direct
     return found
 
 
-def _direct_send(kernel: Kernel, send: PlanItem, slots: tuple[int, ...]) -> DirectSend | None:
+def _direct_send(kernel: Kernel, send: PlanItem, registers: tuple[int, ...]) -> DirectSend | None:
     """None if the result is small or not dense, or the operation cannot write to given memory."""
     operation = kernel.out_form()
     if operation is None or not kernel.results:
@@ -67,11 +67,11 @@ def _direct_send(kernel: Kernel, send: PlanItem, slots: tuple[int, ...]) -> Dire
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < MIN_BYTES or dense_strides(shape, stride) != stride:
         return None
-    return DirectSend(send, operation, dtype, shape, stride, nbytes, slots)
+    return DirectSend(send, operation, dtype, shape, stride, nbytes, registers)
 
 
 def may_reside(step: Dependencies, send: PlanItem) -> bool:
     """Whether a step sends a value from before it and also writes to it, as with a parameter."""
-    slot = send.inputs[0]
-    is_external = slot in step.externals.values()
-    return is_external and step.memories[step.slots[slot].memory].writer >= 0
+    register = send.inputs[0]
+    is_external = register in step.externals.values()
+    return is_external and step.memories[step.registers[register].memory].writer >= 0

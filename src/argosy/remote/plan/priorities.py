@@ -32,7 +32,7 @@ class Priorities:
         self._costs = costs
         self._spent = list(accumulate(costs, initial=0.0))  # before each item, in the order of the program
         self._followers: list[list[int]] = [[] for _ in items]
-        sizes: dict[int, int] = {}  # the bytes of each slot that the step makes
+        sizes: dict[int, int] = {}  # the bytes of each register that the step makes
         for item in items:
             sizes |= zip(item.outputs, _sizes(item), strict=False)
             for before in item.after:

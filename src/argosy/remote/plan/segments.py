@@ -23,11 +23,11 @@ class Segment:
 
     items: list[PlanItem]
     after: list[int] = field(default_factory=list)  # the segments that must run before it
-    loads: list[int] = field(default_factory=list)  # slots that are filled from outside
+    loads: list[int] = field(default_factory=list)  # registers that are filled from outside
     reads: set[int] = field(default_factory=set)  # memories
     writes: set[int] = field(default_factory=set)
-    makes: list[int] = field(default_factory=list)  # slots
-    frees: dict[int, list[int]] = field(default_factory=dict)  # item -> slots that are not used after it
+    makes: list[int] = field(default_factory=list)  # registers
+    frees: dict[int, list[int]] = field(default_factory=dict)  # item -> registers that are not used after it
     releases: list[int] = field(default_factory=list)  # the received values among them
 
 
@@ -42,7 +42,7 @@ def cut_segments(
     the client may be waiting for it. With the `costs` of the items and `side_by_side`, long branches get
     segments of their own.
     """
-    cuts = {step.slots[slot].maker for slot in returned}
+    cuts = {step.registers[register].maker for register in returned}
     needs_of = _needs(step, set(returned))
     branch = _branches(step, costs, needs_of) if side_by_side else [0] * len(step.items)
     passed: dict[int, int] = {}
@@ -112,29 +112,29 @@ def _branches(step: Dependencies, costs: Sequence[float], needs: Sequence[int]) 
 def _connect(step: Dependencies, made: Sequence[Segment], visible: Collection[int]) -> None:
     where = {item.index: number for number, segment in enumerate(made) for item in segment.items}
     users: dict[int, set[int]] = {}
-    received = {slot for _, _, slot in step.received}
+    received = {register for _, _, register in step.received}
     outside = {*step.externals.values(), *received}
     before: list[set[int]] = []  # of each segment, those that are done when it begins
     for number, segment in enumerate(made):
         after: set[int] = set()
         for item in segment.items:
             after.update(where[each] for each in item.after)
-            for slot in (*item.inputs, *item.outputs):
-                users.setdefault(slot, set()).add(number)
-        read = {slot for item in segment.items for slot in item.inputs}
-        written = {slot for item in segment.items for slot in item.writes}
+            for register in (*item.inputs, *item.outputs):
+                users.setdefault(register, set()).add(number)
+        read = {register for item in segment.items for register in item.inputs}
+        written = {register for item in segment.items for register in item.writes}
         segment.after = sorted(after - {number})
         before.append({each for earlier in segment.after for each in (earlier, *before[earlier])})
         segment.loads = sorted(read & outside)
-        segment.reads = {step.slots[slot].memory for slot in read}
-        segment.writes = {step.slots[slot].memory for slot in written}
-        segment.makes = [slot for item in segment.items for slot in item.outputs]
+        segment.reads = {step.registers[register].memory for register in read}
+        segment.writes = {step.registers[register].memory for register in written}
+        segment.makes = [register for item in segment.items for register in item.outputs]
     for number, segment in enumerate(made):
         last: dict[int, int] = {}
         for position, item in enumerate(segment.items):
-            for slot in (*item.inputs, *item.outputs):
-                if slot not in visible and users[slot] <= before[number] | {number}:
-                    last[slot] = position
-        for slot, position in last.items():
-            segment.frees.setdefault(position, []).append(slot)
+            for register in (*item.inputs, *item.outputs):
+                if register not in visible and users[register] <= before[number] | {number}:
+                    last[register] = position
+        for register, position in last.items():
+            segment.frees.setdefault(position, []).append(register)
         segment.releases = sorted(received & last.keys())

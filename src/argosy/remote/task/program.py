@@ -100,8 +100,8 @@ class Program:
     ) -> None:
         self._analyse = analyse
         step = self._step = analyse(PreviousStep())
-        self._returned = {step.slot_of[number] for number in returned}
-        self._kept = {step.slot_of[number] for number in kept if number in step.slot_of}
+        self._returned = {step.register_of[number] for number in returned}
+        self._kept = {step.register_of[number] for number in kept if number in step.register_of}
         self._costs = [0.0] * len(step.items)
         self._from_outside = step.from_outside
         self._is_measured = False
@@ -142,19 +142,19 @@ class Program:
         if not self._is_measured and all(each.is_measured for each in self.executors):
             self._rebuild(session, given)
         step = self._step
-        frame: list[Any] = [None] * len(step.slots)
+        registers: list[Any] = [None] * len(step.registers)
         values = dict(zip(step.externals.values(), given, strict=True))
         for number, packing, first, count in feeds:
             fed = unpack(msgspec.convert(packing, Packing), frames[first : first + count])
-            frame[step.feeds[number]] = fed
-        for number, task, slot in step.received:
-            values[slot] = session.exchange.expect(number, task, turn)
-        replay = ReplayState(session, turn, frame, values)
+            registers[step.feeds[number]] = fed
+        for number, task, register in step.received:
+            values[register] = session.exchange.expect(number, task, turn)
+        replay = ReplayState(session, turn, registers, values)
         work = [_work_item(each, replay) for each in self.executors]
-        visible = self._make_visible(values, frame, work)
+        visible = self._make_visible(values, registers, work)
         for number, (executor, item) in enumerate(zip(self.executors, work, strict=True)):
-            reads = [values[slot] for slot in self._reads[number]]
-            writes = [values[slot] for slot in self._writes[number]]
+            reads = [values[register] for register in self._reads[number]]
+            writes = [values[register] for register in self._writes[number]]
             if self._random[number]:
                 reads.append(session.randomness)
                 writes.append(session.randomness)
@@ -162,19 +162,21 @@ class Program:
         return visible
 
     def _make_visible(
-        self, values: dict[int, Value], frame: list[Any], work: Sequence[WorkItem]
+        self, values: dict[int, Value], registers: list[Any], work: Sequence[WorkItem]
     ) -> dict[int, Value]:
-        """Make a value of each visible slot, and note the segments that its users must wait for."""
+        """Make a value of each visible register, and note the segments that its users must wait for."""
         known, visible = self._visible, {}
         storages = {memory: Storage() for memory in known.memories}
-        for slot, number, memory, outside in known.slots:
-            if slot not in values:
-                value = values[slot] = Value(storages[memory] if outside is None else values[outside].storage)
-                value.tensor = frame[slot]  # set if it was fed
-            visible[number] = values[slot]
+        for register, number, memory, outside in known.registers:
+            if register not in values:
+                value = values[register] = Value(
+                    storages[memory] if outside is None else values[outside].storage
+                )
+                value.tensor = registers[register]  # set if it was fed
+            visible[number] = values[register]
         for item, made, read, written in zip(work, known.made, known.read, known.written, strict=True):
-            for slot in made:
-                values[slot].maker = item
+            for register in made:
+                values[register].maker = item
             for memory in read:
                 storages[memory].readers.append(item)
             for memory in written:
@@ -184,12 +186,12 @@ class Program:
 
 @dataclass(frozen=True)
 class _VisibleValues:
-    """What is visible of a program outside, found once: the slots, each with its number, its memory and a
-    slot from outside in the same memory; the memories that are new; and what each segment makes, reads and
-    writes of them.
+    """What is visible of a program outside, found once: the registers, each with its number, its memory and a
+    register from outside in the same memory; the memories that are new; and what each segment makes, reads
+    and writes of them.
     """
 
-    slots: list[tuple[int, int, int, int | None]]
+    registers: list[tuple[int, int, int, int | None]]
     memories: list[int]
     made: list[list[int]]
     read: list[list[int]]
@@ -197,15 +199,22 @@ class _VisibleValues:
 
     @classmethod
     def of(
-        cls, step: Dependencies, segments: Sequence[Segment], slots: set[int], from_outside: dict[int, int]
+        cls,
+        step: Dependencies,
+        segments: Sequence[Segment],
+        registers: set[int],
+        from_outside: dict[int, int],
     ) -> _VisibleValues:
-        """`from_outside`: of each memory that the step does not make, a slot."""
-        memory_of = {slot: step.slots[slot].memory for slot in slots}
+        """`from_outside`: of each memory that the step does not make, a register."""
+        memory_of = {register: step.registers[register].memory for register in registers}
         new = {memory for memory in memory_of.values() if memory not in from_outside}
-        made = [[slot for slot in each.makes if slot in slots] for each in segments]
-        filled = [{memory_of[slot] for slot in each} for each in made]
+        made = [[register for register in each.makes if register in registers] for each in segments]
+        filled = [{memory_of[register] for register in each} for each in made]
         return cls(
-            [(s, step.slots[s].number, memory, from_outside.get(memory)) for s, memory in memory_of.items()],
+            [
+                (s, step.registers[s].number, memory, from_outside.get(memory))
+                for s, memory in memory_of.items()
+            ],
             sorted(new),
             made,
             [sorted(each.reads & new) for each in segments],

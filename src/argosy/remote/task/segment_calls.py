@@ -1,6 +1,6 @@
 """What a segment of a captured step consists of: calls of operations with their arguments, and messages.
 
-A call gets the frame, the list of the replay's values by slot, and the run, which collects what is to be
+A call gets the registers, which hold the replay's values, and the run, which collects what is to be
 sent. The functions here are called when a segment is built, and return its calls.
 """
 
@@ -33,19 +33,21 @@ _LARGE = 128 * 1024
 # With more bytes than this to send, they leave before the next large tensor, so that the receiver can begin.
 _VERY_LARGE = 1024 * 1024
 
-Frame = list[Any]
-Call = Callable[[Frame, "SegmentRun"], None]
+Registers = list[Any]
+Call = Callable[[Registers, "SegmentRun"], None]
 
 
 class ReplayState:
     """One replay of a captured step: its values, and the errors of some of them."""
 
-    def __init__(self, session: ClientSession, turn: int, frame: Frame, values: dict[int, Value]) -> None:
+    def __init__(
+        self, session: ClientSession, turn: int, registers: Registers, values: dict[int, Value]
+    ) -> None:
         self.session = session
         self.turn = turn
-        self.frame = frame
-        self.values = values  # of the slots that come from outside or are visible there
-        self.faults: dict[int, Fault] = {}  # by slot
+        self.registers = registers
+        self.values = values  # of the registers that come from outside or are visible there
+        self.faults: dict[int, Fault] = {}  # by register
         self.failed_memory: dict[int, Fault] = {}  # memory that a failed operation was to write to
 
 
@@ -86,12 +88,12 @@ class SegmentRun:
 
 
 # --- messages ---------------------------------------------------------------------------------------------
-def flush(_: Frame, run: SegmentRun) -> None:
+def flush(_: Registers, run: SegmentRun) -> None:
     """Send what was collected."""
     run.flush()
 
 
-def flush_if_large(_: Frame, run: SegmentRun) -> None:
+def flush_if_large(_: Registers, run: SegmentRun) -> None:
     """Send what was collected if it is much."""
     if run.size > _LARGE:
         run.flush()
@@ -99,11 +101,13 @@ def flush_if_large(_: Frame, run: SegmentRun) -> None:
 
 def send_value(item: PlanItem, direct: DirectSend | None = None) -> Call:
     """Send a value to another task: with a copy, unless it was computed in a send buffer."""
-    slot, task, there, packer = item.inputs[0], item.task, item.there, RepeatedPacker()
+    register, task, there, packer = item.inputs[0], item.task, item.there, RepeatedPacker()
 
-    def call(frame: Frame, run: SegmentRun) -> None:
+    def call(registers: Registers, run: SegmentRun) -> None:
         replay = run.replay
-        packing, frames = packer.pack(frame[slot], copy=replay.session.exchange.sender_to(task) is None)
+        packing, frames = packer.pack(
+            registers[register], copy=replay.session.exchange.sender_to(task) is None
+        )
         sent = SentValue(there, replay.turn, packing)
         if direct is None or not _send_direct(item, direct, sent, frames, run):
             run.add(task, sent, frames)
@@ -113,17 +117,17 @@ def send_value(item: PlanItem, direct: DirectSend | None = None) -> Call:
 
 def send_parameter(item: PlanItem) -> Call:
     """Send a value from before the step: without a copy if it lives in a send buffer by now."""
-    slot, task, there, packer = item.inputs[0], item.task, item.there, RepeatedPacker()
+    register, task, there, packer = item.inputs[0], item.task, item.there, RepeatedPacker()
 
-    def call(frame: Frame, run: SegmentRun) -> None:
-        replay, tensor = run.replay, frame[slot]
+    def call(registers: Registers, run: SegmentRun) -> None:
+        replay, tensor = run.replay, registers[register]
         sender = replay.session.exchange.sender_to(task)
         packing, frames = packer.pack(tensor, copy=sender is None)
         sent = SentValue(there, replay.turn, packing)
         if sender is None or len(frames) != 1:
             run.add(task, sent, frames)
             return
-        storage = replay.values[slot].storage
+        storage = replay.values[register].storage
         if not send_resident(storage, sender, Parcel(replay.session.client, (sent,)), frames[0]):
             run.add(task, sent, frames)
             move_at_next_write(storage, sender, tensor)
@@ -142,41 +146,41 @@ def _send_direct(
         return False
     del run.buffers[item.index]
     replay = run.replay
-    for slot in direct.slots:
-        if (value := replay.values.get(slot)) is not None:
+    for register in direct.registers:
+        if (value := replay.values.get(register)) is not None:
             value.storage.on_write = partial(sender.take_back, buffer)
     sender.send_kept(Parcel(replay.session.client, (sent,)), buffer, direct.nbytes)
     return True
 
 
 # --- operations -------------------------------------------------------------------------------------------
-def set_grad(_: Frame, run: SegmentRun) -> None:
+def set_grad(_: Registers, run: SegmentRun) -> None:
     """As it was when the step was recorded."""
     set_grad_enabled(True)
 
 
-def set_no_grad(_: Frame, run: SegmentRun) -> None:
+def set_no_grad(_: Registers, run: SegmentRun) -> None:
     """As it was when the step was recorded."""
     set_grad_enabled(False)
 
 
-def clear(slots: Sequence[int]) -> Call:
-    """Empty slots."""
+def clear(freed: Sequence[int]) -> Call:
+    """Empty registers."""
 
-    def call(frame: Frame, run: SegmentRun) -> None:
-        for slot in slots:
-            frame[slot] = None
+    def call(registers: Registers, run: SegmentRun) -> None:
+        for register in freed:
+            registers[register] = None
 
     return call
 
 
-def then_clear(first: Call, slots: Sequence[int]) -> Call:
-    """A call, after which slots are emptied."""
+def then_clear(first: Call, freed: Sequence[int]) -> Call:
+    """A call, after which registers are emptied."""
 
-    def call(frame: Frame, run: SegmentRun) -> None:
-        first(frame, run)
-        for slot in slots:
-            frame[slot] = None
+    def call(registers: Registers, run: SegmentRun) -> None:
+        first(registers, run)
+        for register in freed:
+            registers[register] = None
 
     return call
 
@@ -187,38 +191,38 @@ def run_checked(item: PlanItem) -> Call:
         return send_value(item)
     kernel, floats = item.kernel, item.floats
 
-    def call(frame: Frame, run: SegmentRun) -> None:
-        tensors = [frame[slot] for slot in item.inputs]
-        for slot, tensor in zip(
+    def call(registers: Registers, run: SegmentRun) -> None:
+        tensors = [registers[register] for register in item.inputs]
+        for register, tensor in zip(
             item.outputs, kernel.call(tensors, floats, run.replay.session.generator), strict=True
         ):
-            frame[slot] = tensor
+            registers[register] = tensor
 
     return call
 
 
 def run_bare(item: PlanItem, form: BareCall, frees: Sequence[int]) -> Call:
-    """The operation without checks; the slots of `frees` are emptied afterwards."""
+    """The operation without checks; the registers of `frees` are emptied afterwards."""
     operation, arguments, kwargs, is_single = form.operation, form.arguments, form.kwargs, form.is_single
     precondition = form.precondition
     fill = [(position, item.inputs[number]) for position, number in form.placeholders]
     outputs = list(zip(item.outputs, form.picks, strict=True))
     only = item.outputs[0] if is_single else 0
 
-    def call(frame: Frame, run: SegmentRun) -> None:
+    def call(registers: Registers, run: SegmentRun) -> None:
         args = arguments.copy()
-        for position, slot in fill:
-            args[position] = frame[slot]
+        for position, register in fill:
+            args[position] = registers[register]
         if precondition is not None:
             precondition(*args, **kwargs)
         returned = operation(*args, **kwargs)
         if is_single:
-            frame[only] = returned
+            registers[only] = returned
         else:
-            for slot, pick in outputs:
-                frame[slot] = returned[pick]
-        for slot in frees:
-            frame[slot] = None
+            for register, pick in outputs:
+                registers[register] = returned[pick]
+        for register in frees:
+            registers[register] = None
 
     return call
 
@@ -229,21 +233,21 @@ def run_into_buffer(item: PlanItem, form: BareCall, frees: Sequence[int], direct
     fill = [(position, item.inputs[number]) for position, number in form.placeholders]
     ordinary = run_bare(item, form, frees)
 
-    def call(frame: Frame, run: SegmentRun) -> None:
+    def call(registers: Registers, run: SegmentRun) -> None:
         sender = run.replay.session.exchange.sender_to(send.task)
         buffer = None if sender is None else sender.reserve(direct.nbytes)
         if sender is None or buffer is None:
-            ordinary(frame, run)
+            ordinary(registers, run)
             return
         run.buffers[send.index] = (sender, buffer)
         args = form.arguments.copy()
-        for position, slot in fill:
-            args[position] = frame[slot]
+        for position, register in fill:
+            args[position] = registers[register]
         if form.precondition is not None:
             form.precondition(*args, **form.kwargs)
         out = buffer.tensor(direct.dtype, direct.shape, direct.stride)
-        frame[made] = direct.operation(*args, **form.kwargs, out=out)
-        for slot in frees:
-            frame[slot] = None
+        registers[made] = direct.operation(*args, **form.kwargs, out=out)
+        for register in frees:
+            registers[register] = None
 
     return call

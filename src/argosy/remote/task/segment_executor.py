@@ -17,7 +17,7 @@ from argosy.remote.plan.direct_sends import DirectSend, find_direct_sends, may_r
 from argosy.remote.plan.priorities import QUICK
 from argosy.remote.plan.segments import Segment
 from argosy.remote.task import segment_calls as calls
-from argosy.remote.task.segment_calls import Call, Frame, ReplayState, SegmentRun
+from argosy.remote.task.segment_calls import Call, Registers, ReplayState, SegmentRun
 
 # The number of runs in which a segment is checked and timed.
 _TRIALS = 3
@@ -32,7 +32,7 @@ class SegmentExecutor:
         self.counted: list[str] = []  # the operations of such a run
         self.heavy = False  # worth a thread of its own
         self._step = step
-        self._memory_of = [slot.memory for slot in step.slots]
+        self._memory_of = [register.memory for register in step.registers]
         from_outside = step.from_outside
         self._written = [from_outside[memory] for memory in segment.writes if memory in from_outside]
         self._costs = costs
@@ -76,7 +76,7 @@ class SegmentExecutor:
                 if frees:
                     add(calls.clear(frees))
                 continue
-            written = {self._memory_of[slot] for slot in item.writes}
+            written = {self._memory_of[register] for register in item.writes}
             if written & waiting or (waiting and self.is_measured and self._costs[item.index] > HEAVY):
                 add(calls.flush)
                 waiting.clear()
@@ -103,7 +103,7 @@ class SegmentExecutor:
 
     def run(self, replay: ReplayState) -> None:
         """Run the segment, and publish the values that are visible outside."""
-        run, frame = SegmentRun(replay), replay.frame
+        run, registers = SegmentRun(replay), replay.registers
         self._load(replay)
         position, begin = 0, 0
         if replay.faults or replay.failed_memory:
@@ -111,10 +111,10 @@ class SegmentExecutor:
         else:
             try:
                 if self._trials_left:
-                    self._run_trial(frame, run)
+                    self._run_trial(registers, run)
                 else:
                     for call in self._calls:
-                        call(frame, run)
+                        call(registers, run)
                         position += 1
                     self.runs += 1
             except _CallFailed as failed:
@@ -126,12 +126,12 @@ class SegmentExecutor:
         run.close()
         self._publish(replay)
 
-    def _run_trial(self, frame: Frame, run: SegmentRun) -> None:
+    def _run_trial(self, registers: Registers, run: SegmentRun) -> None:
         spent = [0.0] * len(self.segment.items)
         for position, call in enumerate(self._calls):
             began = time.perf_counter()
             try:
-                call(frame, run)
+                call(registers, run)
             except Exception as error:
                 raise _CallFailed(position, error) from None
             spent[self._owners[position]] = time.perf_counter() - began
@@ -143,27 +143,29 @@ class SegmentExecutor:
             self._build()
 
     def _load(self, replay: ReplayState) -> None:
-        frame, values = replay.frame, replay.values
-        for slot in self.segment.loads:
-            value = values[slot]
+        registers, values = replay.registers, replay.values
+        for register in self.segment.loads:
+            value = values[register]
             fault = value.fault or value.storage.fault
             if fault is not None:
-                replay.faults[slot] = fault
-            frame[slot] = value.tensor
-        for slot in self._written:
-            values[slot].storage.before_writing()
-        for slot in self.segment.releases:
-            values[slot].tensor = None  # its borrowed buffer is acknowledged as soon as this segment is done
+                replay.faults[register] = fault
+            registers[register] = value.tensor
+        for register in self._written:
+            values[register].storage.before_writing()
+        for register in self.segment.releases:
+            values[
+                register
+            ].tensor = None  # its borrowed buffer is acknowledged as soon as this segment is done
 
     def _publish(self, replay: ReplayState) -> None:
-        values, frame = replay.values, replay.frame
-        for slot in self.segment.makes:
-            if (value := values.get(slot)) is not None:
-                value.tensor = frame[slot]
-                value.fault = replay.faults.get(slot)
+        values, registers = replay.values, replay.registers
+        for register in self.segment.makes:
+            if (value := values.get(register)) is not None:
+                value.tensor = registers[register]
+                value.fault = replay.faults.get(register)
         if replay.failed_memory:
-            for slot, value in values.items():
-                if (fault := replay.failed_memory.get(self._memory_of[slot])) is not None:
+            for register, value in values.items():
+                if (fault := replay.failed_memory.get(self._memory_of[register])) is not None:
                     value.storage.fault = fault
 
     # --- after an error -----------------------------------------------------------------------------------
@@ -178,18 +180,18 @@ class SegmentExecutor:
         self._mark_failed(replay, item, replay.session.faults.add(name, item.site, error))
 
     def _mark_failed(self, replay: ReplayState, item: PlanItem, fault: Fault) -> None:
-        for slot in item.outputs:
-            replay.faults[slot] = fault
-        for slot in item.writes:
-            replay.failed_memory[self._memory_of[slot]] = fault
+        for register in item.outputs:
+            replay.faults[register] = fault
+        for register in item.writes:
+            replay.failed_memory[self._memory_of[register]] = fault
 
     def _run_unaffected(self, replay: ReplayState, run: SegmentRun, begin: int) -> None:
         """From an item on, run all that depends on no failed value."""
         run.flush()  # what was collected may be written to next, and none of the calls below flushes it
         for item, call in zip(self.segment.items[begin:], self._checked[begin:], strict=True):
             faults = (
-                replay.faults.get(slot) or replay.failed_memory.get(self._memory_of[slot])
-                for slot in item.inputs
+                replay.faults.get(register) or replay.failed_memory.get(self._memory_of[register])
+                for register in item.inputs
             )
             fault = next((each for each in faults if each is not None), None)
             if fault is not None:
@@ -199,7 +201,7 @@ class SegmentExecutor:
                     self._mark_failed(replay, item, fault)
                 continue
             try:
-                call(replay.frame, run)
+                call(replay.registers, run)
                 run.flush()
             except Exception as error:
                 self._add_fault(replay, item, error)

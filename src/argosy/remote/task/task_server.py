@@ -24,11 +24,11 @@ from argosy.protocol.remote_work import (
     REMOTE_VERSION,
     Attach,
     Attached,
-    Bereft,
     CutOff,
     Detach,
     Parcel,
     Reply,
+    TaskGone,
     Work,
 )
 from argosy.remote.task.client_session import ClientSession
@@ -165,7 +165,7 @@ class TaskServer:
                 session.exchange.receive(header, message.tensors)
         elif isinstance(header, Attach):
             self._attach(peer, header)
-        elif isinstance(header, Bereft):
+        elif isinstance(header, TaskGone):
             if (session := self._session_of(peer)) is not None:
                 session.exchange.lose_task(header.task)
         elif isinstance(header, Detach):
