@@ -94,7 +94,7 @@ RING_BUGS: tuple[Bug, ...] = (
     Bug(
         "a failure is heard before what came ahead of it",
         "ring/board.py",
-        "                if self._missing(kind, number, self.rank) is None:\n"
+        "                if self.behind(kind, number, self.rank) is None:\n"
         "                    continue  # what is waited for came before that\n",
         "",
         ("ring/test_board.py",),
