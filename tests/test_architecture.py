@@ -89,7 +89,7 @@ def imports_of(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             base = node.module or ""
-            parts = [f"{base}.{alias.name}" for alias in node.names if (SOURCE / alias.name).exists()]
+            parts = [f"{base}.{alias.name}" for alias in node.names if list(SOURCE.glob(f"{alias.name}*"))]
             yield from parts if base == "argosy" and parts else [base]
 
 

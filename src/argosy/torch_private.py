@@ -22,7 +22,6 @@ from torch.utils import _python_dispatch, _pytree
 
 _aten = torch.ops.aten
 
-# --- many tensors in one call -------------------------------------------------------------------------------
 # `target.copy_(source)` for each pair.
 foreach_copy_ = torch._foreach_copy_
 # `tensor * factor`, for each.
@@ -39,7 +38,6 @@ fused_adagrad_ = torch._fused_adagrad_
 fused_adam_ = torch._fused_adam_
 fused_adamw_ = torch._fused_adamw_
 
-# --- tensors ------------------------------------------------------------------------------------------------
 # How often a tensor was written to: what autograd compares before it uses a saved tensor.
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 # Whether a tensor is a view of another, for autograd: whether `tensor._base` is there.
@@ -60,7 +58,6 @@ make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 # As the `__torch_function__` of a subclass: no function is given to it, as if it were a plain tensor.
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 
-# --- modes --------------------------------------------------------------------------------------------------
 # `torch.set_grad_enabled(on)`, without the object that puts it back.
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 # `with torch.inference_mode(on)`, which takes 3 us longer.
@@ -70,7 +67,6 @@ TorchDispatchMode = _python_dispatch.TorchDispatchMode
 # Within it, neither dispatch modes nor subclasses of tensors see an operation.
 without_dispatch: Any = torch._C._DisableTorchDispatch
 
-# --- autograd -----------------------------------------------------------------------------------------------
 # The node whose backward this thread runs, or None.
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 # The number that the next node of this thread's graph gets.
@@ -80,11 +76,8 @@ sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
 # Which call of backward this thread is in; -1 outside of any.
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 # Calls a function when the current backward ends.
-at_end_of_backward: Callable[[Callable[[], None]], None] = (
-    torch.autograd.Variable._execution_engine.queue_callback
-)
+at_end_of_backward: Callable[[Any], None] = torch.autograd.Variable._execution_engine.queue_callback
 
-# --- operators ----------------------------------------------------------------------------------------------
 # The class of `torch.ops.aten.add.Tensor`.
 OpOverload = torch._ops.OpOverload
 # Names, types and aliases of an operator's arguments and results, as `str(operator._schema)` prints them.
@@ -105,7 +98,6 @@ KERNEL_DEPENDENT = {
     _aten._embedding_bag_forward_only.default,
 }
 
-# --- modules and optimizers ---------------------------------------------------------------------------------
 # What `named_parameters`, `named_buffers` and `named_children` list of one module, to look up and to replace.
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
@@ -134,13 +126,11 @@ def move_hooks(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> 
         setattr(source, hooks, OrderedDict())
 
 
-# --- nested arguments ---------------------------------------------------------------------------------------
 # The leaves of nested lists, tuples and dicts, and what puts others in their places.
 TreeSpec = _pytree.TreeSpec
 tree_flatten = _pytree.tree_flatten
 tree_unflatten = _pytree.tree_unflatten
 
-# --- torch.distributed --------------------------------------------------------------------------------------
 # The Work that is done when a future is: what a process group in Python returns.
 work_of_future: Callable[[Any], Any] = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
 # What `torch.futures.Future` wraps in Python.

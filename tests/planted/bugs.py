@@ -140,6 +140,34 @@ BUGS: tuple[Bug, ...] = (
         "return DEPTH",
         ("ring/test_schedule.py",),
     ),
+    Bug(
+        "a number is seen before what it tells of",
+        "shared_memory/counters.py",
+        "        if not ORDERED:\n            fence(self._fence)\n        words[self._mine + kind] = value\n",
+        "        words[self._mine + kind] = value\n",
+        ("shared_memory/test_counters.py",),
+    ),
+    Bug(
+        "a number is seen, and what is read next is older",
+        "shared_memory/counters.py",
+        "                return row\n        if not ORDERED:\n            fence(self._fence)\n",
+        "                return row\n",
+        ("shared_memory/test_counters.py",),
+    ),
+    Bug(
+        "who falls asleep looks before it can be seen asleep",
+        "shared_memory/counters.py",
+        "number * _KINDS + kind\n        fence(self._fence)\n",
+        "number * _KINDS + kind\n",
+        ("shared_memory/test_counters.py",),
+    ),
+    Bug(
+        "one lock is taken for a fence on every processor",
+        "shared_memory/counters.py",
+        "    if not ORDERED:\n        with lock:\n            pass\n",
+        "",
+        ("shared_memory/test_counters.py",),
+    ),
     # --- replica --------------------------------------------------------------------------------------------
     Bug(
         "zero_grad drops what an accumulation has gathered",

@@ -292,7 +292,7 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "tensors are laid into memory that was replaced since",
-        "wire/shared_memory.py",
+        "wire/arena.py",
         "            self.has_news = True\n            self._last = []\n",
         "            self.has_news = True\n",
         (
@@ -310,30 +310,30 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "another user of the host is let in",
-        "wire/unix_channel.py",
+        "shared_memory/passing.py",
         "return uid in (0, os.getuid())",
         "return True",
         ("wire/test_lane.py::test_another_user_of_this_host_is_not_let_in",),
     ),
     Bug(
         "memory with some of the seals is accepted",
-        "wire/shared_memory.py",
+        "shared_memory/region.py",
         "if seals & _SEALS != _SEALS:",
         "if not seals & _SEALS:",
         ("wire/test_lane.py::test_memory_whose_size_may_still_be_changed_is_refused",),
     ),
     Bug(
         "a misaligned tensor is accepted",
-        "wire/shared_memory.py",
-        "if placed.offset % _ALIGNMENT or placed.offset + frame.nbytes > self.size:",
-        "if placed.offset + frame.nbytes > self.size:",
+        "shared_memory/region.py",
+        "if offset % _ALIGNMENT or offset + count * dtype.itemsize > self.size:",
+        "if offset + count * dtype.itemsize > self.size:",
         ("wire/test_lane.py::test_a_tensor_that_does_not_begin_where_tensors_do_is_refused",),
     ),
     Bug(
         "a tensor that ends beyond the memory is accepted",
-        "wire/shared_memory.py",
-        "if placed.offset % _ALIGNMENT or placed.offset + frame.nbytes > self.size:",
-        "if placed.offset % _ALIGNMENT or placed.offset > self.size:",
+        "shared_memory/region.py",
+        "if offset % _ALIGNMENT or offset + count * dtype.itemsize > self.size:",
+        "if offset % _ALIGNMENT or offset > self.size:",
         ("wire/test_lane.py::test_a_tensor_that_ends_beyond_the_memory_is_refused",),
     ),
     Bug(

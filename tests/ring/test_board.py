@@ -15,6 +15,7 @@ from argosy.errors import ArgosyError, JobFailed, TaskLost
 from argosy.ring import board as boards
 from argosy.ring.board import Board
 from argosy.ring.group import RingGroup
+from argosy.shared_memory.bells import ring
 
 # Longer than any of these waits: a nap that ends by itself is one that nobody ended.
 NAP = 15_000
@@ -108,7 +109,7 @@ def test_who_fails_after_what_is_waited_for_does_not_undo_it() -> None:
             return look(ready)
 
         board._failure = meanwhile  # type: ignore[method-assign]
-        board._wake(0)
+        ring(board._bells[0])
         board.wait(boards.ENTERED, 1)
         with pytest.raises(JobFailed, match="boom"):
             board.wait(boards.ENTERED, 2)

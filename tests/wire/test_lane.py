@@ -10,12 +10,14 @@ import sys
 import time
 
 import pytest
+import torch
 
 from argosy.errors import WireError
 from argosy.protocol.asking import WaitingReport, WaitingRequest
-from argosy.protocol.frames import FrameSpec
-from argosy.wire.channel import Delivery, Departure
-from argosy.wire.shared_memory import Placed, Region
+from argosy.protocol.frames import MAX_HEADER_BYTES
+from argosy.shared_memory import passing
+from argosy.shared_memory.region import Region
+from argosy.wire.channel import Delivery, Departure, Garbage
 from argosy.wire.unix_channel import UnixChannel, UnixListener
 
 PATIENCE = 20.0
@@ -43,7 +45,7 @@ def test_a_tensor_that_does_not_begin_where_tensors_do_is_refused(offset: int) -
     region, descriptor = Region.create(4096)
     os.close(descriptor)
     with pytest.raises(WireError, match="does not lie in"):
-        region.tensor(Placed(FrameSpec("float32", (1,)), offset))
+        region.tensor(offset, torch.float32, (1,))
 
 
 @pytest.mark.parametrize(("offset", "count"), [(0, 1025), (4096, 1), (4096 - 64, 17), (2**40, 1)])
@@ -51,8 +53,23 @@ def test_a_tensor_that_ends_beyond_the_memory_is_refused(offset: int, count: int
     region, descriptor = Region.create(4096)
     os.close(descriptor)
     with pytest.raises(WireError, match="does not lie in"):
-        region.tensor(Placed(FrameSpec("float32", (count,)), offset))
-    assert region.tensor(Placed(FrameSpec("float32", (16,)), 4096 - 64)).numel() == 16
+        region.tensor(offset, torch.float32, (count,))
+    assert region.tensor(4096 - 64, torch.float32, (16,)).numel() == 16
+
+
+@pytest.mark.parametrize("size", [0, MAX_HEADER_BYTES + 1, None], ids=["empty", "too large", "a folder"])
+def test_a_packet_in_memory_of_its_own_that_cannot_be_one_is_refused(size: int | None) -> None:
+    descriptor = os.open("/", os.O_RDONLY) if size is None else os.memfd_create("other")
+    if size is not None:
+        os.ftruncate(descriptor, size)
+    listener = UnixListener()
+    with passing.connect(listener.name, socket.SOCK_SEQPACKET) as sock:
+        passing.send(sock, b"", [descriptor])
+        os.close(descriptor)
+        got = listener.receive(PATIENCE)
+    assert isinstance(got, Garbage)
+    assert "header: " in got.reason
+    listener.close()
 
 
 # --- who is let in ----------------------------------------------------------------------------------------

@@ -18,16 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from argosy import torch_private as private
 from argosy.errors import ConfigError
-from argosy.torch_private import (
-    TreeSpec,
-    buffers_of,
-    copy_for_device,
-    modules_of,
-    parameters_of,
-    tree_flatten,
-    tree_unflatten,
-)
+from argosy.torch_private import TreeSpec
 
 T = TypeVar("T")
 
@@ -83,7 +76,7 @@ class Towers(nn.Module):
         Every tensor whose first dimension is the batch is split. A scalar, such as a loss, becomes the mean
         of the towers', weighted by their examples.
         """
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = private.tree_flatten((args, kwargs))
         batch = next((leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
         sizes = split_sizes(batch, len(self.devices))
         if len(sizes) == 1 and _is_at(self.module, self.devices[0]):
@@ -95,7 +88,7 @@ class Towers(nn.Module):
             outputs = _Run.apply(call, *trained, *inputs)  # type: ignore[no-untyped-call]
         else:
             outputs = call.forward(trained, grad=False)
-        return tree_unflatten(list(outputs), call.output_spec)
+        return private.tree_unflatten(list(outputs), call.output_spec)
 
     def run(self, work: Callable[[T], Any], parts: Sequence[T]) -> list[Any]:
         """`work` for each part, each in a thread of its own; raises the first tower's error."""
@@ -128,7 +121,7 @@ class _Call:
         """The outputs, joined; detached from the towers' own graphs, which are kept for backward."""
         parts = self._cut(trained, grad)
         results = self._towers.run(lambda part: self._forward_one(part, grad), parts)
-        flat = [tree_flatten(result) for result in results]
+        flat = [private.tree_flatten(result) for result in results]
         self.output_spec = flat[0][1]
         self._parts, self._outputs = parts, [leaves for leaves, _ in flat]
         return [self._join(column) for column in zip(*self._outputs, strict=True)]
@@ -148,7 +141,7 @@ class _Call:
         self._inputs: list[list[Tensor]] = []
         for tower, device in enumerate(self._towers.devices[: len(self._sizes)]):
             leaves = [each[tower] for each in cut]
-            args, kwargs = tree_unflatten(leaves, self._spec)
+            args, kwargs = private.tree_unflatten(leaves, self._spec)
             model, parameters = _tower_of(self._towers.module, tower, device, trained)
             parts.append(_Part(model, parameters, args, kwargs, device))
             given = zip(leaves, self._leaves, strict=True)
@@ -273,13 +266,14 @@ def _tower_of(
 
     replicas: dict[nn.Module, nn.Module] = {}
     for module in model.modules():
-        replica = copy_for_device(module)
-        mine = {n: None if p is None else here(p) for n, p in parameters_of(module).items()}
-        parameters_of(replica).update(mine)  # type: ignore[arg-type]  # tensors, as those of DataParallel are
-        for name, buffer in buffers_of(module).items():
-            buffers_of(replica)[name] = None if buffer is None else buffer.detach().to(device, copy=True)
+        replica = private.copy_for_device(module)
+        mine = {n: None if p is None else here(p) for n, p in private.parameters_of(module).items()}
+        private.parameters_of(replica).update(mine)  # type: ignore[arg-type]  # tensors, as in DataParallel
+        for name, buffer in private.buffers_of(module).items():
+            copied = None if buffer is None else buffer.detach().to(device, copy=True)
+            private.buffers_of(replica)[name] = copied
         replicas[module] = replica
     for module, replica in replicas.items():
-        children = {n: None if m is None else replicas[m] for n, m in modules_of(module).items()}
-        modules_of(replica).update(children)
+        children = {n: None if m is None else replicas[m] for n, m in private.modules_of(module).items()}
+        private.modules_of(replica).update(children)
     return replicas[model], [here(parameter) for parameter in trained]

@@ -1,32 +1,31 @@
 """The board: who has come how far, in numbers that the processes of one host share.
 
-Each rank writes only its own lines: how many chunks it has entered, reduced and published, whether it has
-left, and whether it sleeps until all have come to some number. Who posts the number that a sleeper waits for
-rings that sleeper's bell, an eventfd. A rank that waits looks for a moment, if there is a core for it, and
-then sleeps. A peer's death is known by its pidfd. Numbers only grow, so nothing here needs a lock.
+Each rank posts how many chunks it has entered, reduced and published, and shows whether it has left or failed
+and which call it makes. Who posts the number that a sleeper waits for rings that sleeper's bell. A rank that
+waits looks for a moment, if there is a core for it, and then sleeps. A peer's death is known by its pidfd.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import threading
 import time
 from collections.abc import Sequence
 
 from argosy.errors import ArgosyError, JobFailed, TaskLost, WaitTimeout
 from argosy.events import say_waiting
+from argosy.shared_memory.bells import hear
+from argosy.shared_memory.counters import ENDS_AT, NEVER, SPACE, WIDTH, Counters
+from argosy.shared_memory.passing import close_all
 
-# The first line of a rank: what it posts, and the call that it makes. The second: what concerns all chunks.
+# What a rank posts, and what else is in its row.
 ENTERED, REDUCED, PUBLISHED = 0, 1, 2
 _CALL = 4  # of two calls in turn: the next one begins while a slow rank still looks at this one
-_LEFT_AT, _FAILED, _WANTED_KIND, _WANTED = 8, 9, 10, 11
-_TEXT = 16  # the reason of a failure, or a call in words: 48 words of text
-WORDS = 64
-_TEXT_BYTES = 8 * (WORDS - _TEXT)
+_FAILED = 9
+_TEXT = SPACE  # the reason of a failure, or a call in words
+_TEXT_BYTES = 8 * (WIDTH - SPACE)
 # Why a rank has failed: by itself, or because another one did.
 _IS_CAUSE, _RELAYS = 1, 2
-_NEVER = 2**62
 _LATE = "is it still at work, or did it make fewer calls than this rank?"
 _NOTICE_EVERY = 5.0
 # A bell that was not heard, which should not happen, costs so many milliseconds and not the whole wait.
@@ -36,7 +35,7 @@ _NAP = 100
 _LOOK = 1e-3
 
 
-class Board:
+class Board(Counters):
     """One rank's view of the shared numbers. One thread at a time may use it.
 
     `may_leave`: whether the others go on without a rank that leaves; else that is an error.
@@ -52,93 +51,49 @@ class Board:
         timeout: float,
         may_leave: bool = False,
     ) -> None:
+        super().__init__(words, rank, bells, may_leave)
         self.rank = rank
         self.size = len(names)
-        self.posted = [0, 0, 0]
-        self._words = words
         self.names = names
-        self._bells = list(bells)
-        self._descriptors = [*bells, *lives]
+        self._all_lives = lives
         self._lives = {life: peer for peer, life in enumerate(lives) if peer != rank}
         self._timeout = timeout
-        self._may_leave = may_leave
-        self._mine = rank * WORDS
-        self._lines = [peer * WORDS for peer in range(self.size)]
-        self._peers = [peer for peer in range(self.size) if peer != rank]
-        self._fence = threading.Lock()
         self._closed = False
         self._heard = False  # of a peer's failure, so that a failure of ours is only its consequence
+        self._bell = bells[rank]
         self._poll = select.poll()
-        self._poll.register(self._bells[rank], select.POLLIN)
-        for life in self._lives:
-            self._poll.register(life, select.POLLIN)
+        for descriptor in (self._bell, *self._lives):
+            self._poll.register(descriptor, select.POLLIN)
         # Where there are fewer cores than ranks, whoever looks takes the core of whom it waits for.
         self._look = _LOOK if len(os.sched_getaffinity(0)) >= self.size else 0.0
 
-    @staticmethod
-    def prepare(words: memoryview, size: int) -> None:
-        """Set the numbers of a new board."""
-        for rank in range(size):
-            words[rank * WORDS + _LEFT_AT] = _NEVER
-
     # --- telling ------------------------------------------------------------------------------------------
-    def post(self, kind: int, count: int = 1) -> int:
-        """This rank is done with `count` more of a kind: the number that it has reached."""
-        value = self.posted[kind] = self.posted[kind] + count
-        self._words[self._mine + kind] = value
-        self._ring()
-        return value
-
     def leave(self) -> None:
         """This rank enters no further chunk."""
-        if self._words[self._mine + _FAILED]:
-            return  # the others must not go on without it: they hear why
-        self._words[self._mine + _LEFT_AT] = self.posted[ENTERED]
-        for peer in self._peers:
-            self._wake(peer)
+        if not self.seen(self.rank, _FAILED):  # else the others must not go on without it: they hear why
+            self.publish(ENDS_AT, self.posted[ENTERED])
 
     def fail(self, reason: str) -> None:
         """This rank has failed: the others hear why."""
-        if self._closed or self._words[self._mine + _FAILED] or self.has_left(self.rank):
+        if self._closed or self.seen(self.rank, _FAILED) or self.has_left(self.rank):
             return
         self.write(reason)
-        self._words[self._mine + _FAILED] = _RELAYS if self._heard else _IS_CAUSE
-        for peer in self._peers:
-            self._wake(peer)
+        self.publish(_FAILED, _RELAYS if self._heard else _IS_CAUSE)
 
     def sign(self, turn: int, word: int) -> None:
         """Show which call this rank makes, before it enters the first chunk of it."""
         self._words[self._mine + _CALL + turn % 2] = word
 
     def write(self, text: str) -> None:
-        """Show a text to the others, in place of the last one."""
+        """Show a text to the others, in place of the last one, with what is posted or published next."""
         begin = 8 * (self._mine + _TEXT)
         text_bytes = text.encode()[:_TEXT_BYTES]
         self._words.cast("B")[begin : begin + _TEXT_BYTES] = text_bytes.ljust(_TEXT_BYTES, b"\0")
 
-    def _ring(self) -> None:
-        """Wake those who sleep until what has just come true."""
-        # What was posted must be seen before we look who sleeps, or both sides might miss each other.
-        with self._fence:
-            pass
-        words = self._words
-        for peer in self._peers:
-            line = self._lines[peer]
-            wanted = words[line + _WANTED]
-            if wanted and self._missing(words[line + _WANTED_KIND], wanted, peer) is None:
-                self._wake(peer)
-
-    def _wake(self, peer: int) -> None:
-        os.eventfd_write(self._bells[peer], 1)
-
     # --- looking ------------------------------------------------------------------------------------------
     def has_left(self, rank: int) -> bool:
         """Whether a rank has said that it leaves."""
-        return self._words[self._lines[rank] + _LEFT_AT] != _NEVER
-
-    def present(self, number: int) -> list[int]:
-        """The ranks that take part in the chunk of that number, counted from 1; all of them agree."""
-        return [rank for rank, line in enumerate(self._lines) if self._words[line + _LEFT_AT] >= number]
+        return self.seen(rank, ENDS_AT) != NEVER
 
     def agree(self, turn: int, word: int) -> bool:
         """Whether all ranks make that call, once all have entered its first chunk."""
@@ -156,44 +111,30 @@ class Board:
 
     def reached(self, kind: int, number: int) -> bool:
         """Whether every rank that takes part has come so far."""
-        return self._missing(kind, number, self.rank) is None
-
-    def _missing(self, kind: int, number: int, waiter: int) -> int | None:
-        words, forgives = self._words, self._may_leave
-        for peer, line in enumerate(self._lines):
-            if peer == waiter or words[line + kind] >= number:
-                continue
-            # A rank that left after so many chunks never enters the next one, and needs not be waited for.
-            if not forgives or words[line + _LEFT_AT] >= number:
-                return peer
-        return None
+        return self.behind(kind, number, self.rank) is None
 
     # --- waiting ------------------------------------------------------------------------------------------
     def wait(self, kind: int, number: int) -> None:
         """Until every rank that takes part has posted that number of a kind."""
         until = time.perf_counter() + self._look
-        while self._missing(kind, number, self.rank) is not None:
+        while self.behind(kind, number, self.rank) is not None:
             if time.perf_counter() >= until:
                 self._sleep(kind, number)
                 return
             os.sched_yield()
 
     def _sleep(self, kind: int, number: int) -> None:
-        words, mine = self._words, self._mine
         began = time.monotonic()
         notice = began + _NOTICE_EVERY
-        words[mine + _WANTED_KIND] = kind
-        words[mine + _WANTED] = number
+        self.fall_asleep(kind, number)
         try:
-            with self._fence:  # as in `_ring`: be seen asleep before looking once more
-                pass
-            while (missing := self._missing(kind, number, self.rank)) is not None:
+            while (missing := self.behind(kind, number, self.rank)) is not None:
                 ready = self._poll.poll(_NAP)
                 gone = self.has_left(missing)
-                if self._missing(kind, number, self.rank) != missing:
+                if self.behind(kind, number, self.rank) != missing:
                     continue
                 failure = self._failure(ready)
-                if self._missing(kind, number, self.rank) is None:
+                if self.behind(kind, number, self.rank) is None:
                     continue  # what is waited for came before that
                 if failure is not None:
                     self._heard = True
@@ -209,21 +150,21 @@ class Board:
                         "the ring stands still: timeout", [self.names[missing]], now - began, _LATE
                     )
         finally:
-            words[mine + _WANTED] = 0
+            self.wake_up()
 
     def _failure(self, ready: Sequence[tuple[int, int]]) -> ArgosyError | None:
         """Who has died or failed, if anybody has."""
         for descriptor, _ in ready:
-            if descriptor == self._bells[self.rank]:
-                os.eventfd_read(descriptor)
+            if descriptor == self._bell:
+                hear(descriptor)
                 continue
             peer = self._lives[descriptor]
-            if not self.has_left(peer) and not self._words[self._lines[peer] + _FAILED]:
+            if not self.has_left(peer) and not self.seen(peer, _FAILED):
                 return TaskLost(self.names[peer], "its process has ended in the middle of the ring")
             self._poll.unregister(descriptor)  # it ended as it should: there is no more to hear of it
         for what in (_IS_CAUSE, _RELAYS):
-            for peer in self._peers:
-                if self._words[self._lines[peer] + _FAILED] == what:
+            for peer in self._others:
+                if self.seen(peer, _FAILED) == what:
                     return JobFailed(self.names[peer], self.read(peer))
         return None
 
@@ -231,6 +172,5 @@ class Board:
         """Let go of bells and lives."""
         if not self._closed:
             self._closed = True
-            for descriptor in self._descriptors:
-                os.close(descriptor)
-            self._words.release()
+            super().close()
+            close_all(self._all_lives)

@@ -11,10 +11,11 @@ import socket
 import struct
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 
 from torch import distributed as dist
 from torch.distributed import Store
@@ -22,13 +23,15 @@ from torch.distributed import Store
 from argosy.cluster.launcher import raise_failure_elsewhere
 from argosy.errors import ConfigError, TaskLost, WaitTimeout
 from argosy.events import say_waiting
-from argosy.ring.board import WORDS, Board
-from argosy.wire.shared_memory import Region
+from argosy.ring.board import Board
+from argosy.shared_memory.bells import new_bell
+from argosy.shared_memory.counters import WIDTH
+from argosy.shared_memory.passing import accept, close_all, connect, listen, receive, send
+from argosy.shared_memory.region import Region
 
 _NOTICE_EVERY = 5.0
 # How often it is looked whether the rank that is waited for will never come, in seconds.
 _LOOK_EVERY = 0.5
-_CREDENTIALS = struct.Struct("3i")
 _HELLO = struct.Struct("q")
 # The kernel passes on at most 253 descriptors at once: the memory, and two for each rank.
 MOST_RANKS = 126
@@ -63,7 +66,10 @@ class Mailbox:
 
     def put(self, key: str, value: bytes) -> None:
         """Publish."""
-        self._guard(lambda: self._store.set(key, value))  # type: ignore[arg-type]
+        try:
+            self._store.set(key, value)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            raise self._lost(error) from None
 
     def get(self, key: str, of: int) -> bytes:
         """What the rank `of` publishes under this key, waiting for it."""
@@ -86,12 +92,6 @@ class Mailbox:
                 if passed >= notice:
                     notice += _NOTICE_EVERY
                     say_waiting(self._names[of], passed)
-
-    def _guard(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except RuntimeError as error:
-            raise self._lost(error) from None
 
     def _lost(self, error: RuntimeError) -> TaskLost:
         return TaskLost(self._names[0], f"the ring's store does not answer ({str(error).splitlines()[0]})")
@@ -128,7 +128,7 @@ class HostMemory:
 
 def board_bytes(ranks: int) -> int:
     """The memory that comes before the tensors'."""
-    return -(-ranks * WORDS * 8 // _PAGE) * _PAGE
+    return -(-ranks * WIDTH * 8 // _PAGE) * _PAGE
 
 
 def share(
@@ -144,97 +144,88 @@ def share(
     if len(ranks) > MOST_RANKS:
         raise ConfigError("ring", f"at most {MOST_RANKS} ranks on one host", len(ranks))
     begins = board_bytes(len(ranks))
-    with ExitStack() as undo:
-        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        undo.callback(os.close, bell)
-        life = os.pidfd_open(os.getpid())
-        undo.callback(os.close, life)
+    with ExitStack() as closing:
+        own = [new_bell(), os.pidfd_open(os.getpid())]
+        closing.callback(close_all, own)
         if company.leads:
             region, memory = Region.create(begins + nbytes)
-            undo.callback(os.close, memory)
-            Board.prepare(region.words(WORDS * len(ranks)), len(ranks))
-            everything = _hand_out(mailbox, company, (memory, bell, life), names, timeout)
-            everything = [os.dup(memory), *everything]
+            closing.callback(os.close, memory)
+            Board.prepare(region.words(WIDTH * len(ranks)), len(ranks))
+            everything = _hand_out(mailbox, company, memory, own, names, timeout)
         else:
-            everything = _fetch(mailbox, company, (bell, life), names, timeout)
-            region = Region.open(everything[0])
-    os.close(everything[0])
+            memory, *everything = _fetch(mailbox, company, own, names, timeout)
+            closing.callback(os.close, memory)
+            region = Region.open(memory)
     count = len(ranks)
-    bells, lives = everything[1 : count + 1], everything[count + 1 :]
-    place = ranks.index(company.rank)
-    words = region.words(WORDS * count)
+    bells, lives = everything[:count], everything[count:]
+    words = region.words(WIDTH * count)
     there = [names[rank] for rank in ranks]
-    return HostMemory(Board(words, place, there, bells, lives, timeout, may_leave), region, begins)
+    board = Board(words, ranks.index(company.rank), there, bells, lives, timeout, may_leave)
+    return HostMemory(board, region, begins)
 
 
 def _hand_out(
-    mailbox: Mailbox, company: RanksByHost, own: tuple[int, int, int], names: Sequence[str], timeout: float
+    mailbox: Mailbox,
+    company: RanksByHost,
+    memory: int,
+    own: Sequence[int],
+    names: Sequence[str],
+    timeout: float,
 ) -> list[int]:
-    """The leader's part: collect bells and lives, and give all of them to everybody."""
-    memory, bell, life = own
+    """The leader's part: collect bells and lives, and give all of them, and the memory, to everybody."""
     ranks = company.mine
-    gathered = {ranks[0]: (os.dup(bell), os.dup(life))}
+    gathered = {ranks[0]: [os.dup(descriptor) for descriptor in own]}
     connections: list[socket.socket] = []
     deadline = time.monotonic() + timeout
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        undo = stack.enter_context(ExitStack())
+        undo.callback(lambda: close_all(chain.from_iterable(gathered.values())))
         name = f"argosy-ring-{uuid.uuid4().hex}"
-        listener.bind(f"\0{name}")
-        listener.listen(len(ranks))
+        listener = stack.enter_context(listen(name, socket.SOCK_SEQPACKET))
         mailbox.put(f"lane/{ranks[0]}", name.encode())
         while missing := [rank for rank in ranks if rank not in gathered]:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                connection, _ = listener.accept()
+                connection = accept(listener)
             except TimeoutError:
                 raise WaitTimeout(
                     "the ring is not complete", [names[rank] for rank in missing], timeout
                 ) from None
-            stack.enter_context(connection)
-            if not _is_ours(connection):
+            if connection is None:
                 continue
+            stack.enter_context(connection)
             connection.settimeout(max(0.01, deadline - time.monotonic()))
-            packet, descriptors, _, _ = socket.recv_fds(connection, _HELLO.size, 2)
+            packet, descriptors = receive(connection, _HELLO.size, 2)
             rank = _HELLO.unpack(packet)[0] if len(packet) == _HELLO.size else -1
             if rank not in missing or len(descriptors) != 2:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                close_all(descriptors)
                 continue
-            gathered[rank] = (descriptors[0], descriptors[1])
+            gathered[rank] = descriptors
             connections.append(connection)
         everything = [gathered[rank][which] for which in (0, 1) for rank in ranks]
         for connection in connections:
-            socket.send_fds(connection, [b"."], [memory, *everything])
+            send(connection, b".", [memory, *everything])
+        undo.pop_all()
     return everything
 
 
 def _fetch(
-    mailbox: Mailbox, company: RanksByHost, own: tuple[int, int], names: Sequence[str], timeout: float
+    mailbox: Mailbox, company: RanksByHost, own: Sequence[int], names: Sequence[str], timeout: float
 ) -> list[int]:
-    """Everybody else's part."""
+    """Everybody else's part: the memory, all bells, all lives."""
     leader = company.mine[0]
     name = mailbox.get(f"lane/{leader}", leader).decode(errors="replace")
     count = 2 * len(company.mine) + 1
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(timeout)
-        try:
-            connection.connect(f"\0{name}")
-        except ConnectionRefusedError:
-            raise TaskLost(names[leader], "it has given up waiting for the ring to be complete") from None
-        if not _is_ours(connection):
-            raise TaskLost(names[leader], "somebody else answers in its place")
-        socket.send_fds(connection, [_HELLO.pack(company.rank)], list(own))
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+    try:
+        connection = connect(name, socket.SOCK_SEQPACKET, timeout)
+    except ConnectionRefusedError:
+        raise TaskLost(names[leader], "it has given up waiting for the ring to be complete") from None
+    except PermissionError:
+        raise TaskLost(names[leader], "somebody else answers in its place") from None
+    with connection:
+        send(connection, _HELLO.pack(company.rank), own)
+        _, descriptors = receive(connection, 1, count)
     if len(descriptors) != count:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_all(descriptors)
         raise TaskLost(names[leader], "it hung up while the ring was made")
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
     return descriptors
-
-
-def _is_ours(connection: socket.socket) -> bool:
-    """Whether the other end is a process of the same user."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(credentials)[1] in (0, os.getuid())

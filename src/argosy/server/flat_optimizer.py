@@ -14,9 +14,9 @@ import torch
 
 from argosy.errors import ConfigError
 from argosy.protocol.fields import Group
+from argosy.shared_memory.large_pages import empty_like
 from argosy.store.ranges import Range
 from argosy.store.update_rules import RULES, Stretch, Update
-from argosy.wire.large_pages import empty_like
 
 
 class FlatOptimizer:

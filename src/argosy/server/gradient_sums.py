@@ -12,8 +12,8 @@ from typing import TypeAlias
 import msgspec
 import torch
 
+from argosy.shared_memory.large_pages import empty_like
 from argosy.store.ranges import Range, complement
-from argosy.wire.large_pages import empty_like
 
 
 class Gradient(msgspec.Struct, frozen=True, eq=False):

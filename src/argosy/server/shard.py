@@ -17,10 +17,10 @@ from argosy.protocol.joining import OptimizerSpec
 from argosy.protocol.layout import Layout, Piece
 from argosy.server.flat_optimizer import FlatOptimizer
 from argosy.server.gradient_sums import Gradient, GradientSums, Part
+from argosy.shared_memory.large_pages import empty_like
 from argosy.store.ranges import Range, complement, intersection, merged
 from argosy.store.update_rules import decay_at
 from argosy.torch_private import foreach_lerp_
-from argosy.wire.large_pages import empty_like
 from argosy.wire.tensor_bytes import torch_dtype
 
 _HALF = frozenset({torch.float16, torch.bfloat16})

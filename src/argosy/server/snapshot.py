@@ -10,8 +10,8 @@ from argosy.checkpoint.tensor_reader import Checkpoint
 from argosy.errors import ConfigError
 from argosy.protocol.layout import Layout, Piece
 from argosy.server.shard import BlockState, Shard
+from argosy.shared_memory.large_pages import empty_like
 from argosy.store.ranges import count_at
-from argosy.wire.large_pages import empty_like
 
 
 class Snapshot:

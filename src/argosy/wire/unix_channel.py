@@ -1,8 +1,7 @@
 """Messages between processes of one host: a Unix socket carries a few bytes, shared memory the tensors.
 
-Descriptors of memory travel along the socket (SCM_RIGHTS); that they arrive at all is the proof that both
-ends are on one host. The socket has an abstract name, drawn by lot, and asks the kernel whose process is at
-the other end (SO_PEERCRED). A connection that ends here means that its process has ended.
+The socket has an abstract name, drawn by lot, and new memory comes along with the message that needs it. A
+connection that ends here means that its process has ended.
 
 A received tensor lies in the sender's arena: it stays as it is until the receiver has answered, or asked for
 more. Whoever needs it longer makes a copy.
@@ -10,7 +9,6 @@ more. Whoever needs it longer makes a copy.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
@@ -26,28 +24,20 @@ import torch
 from argosy.errors import UNDECODABLE, WireError
 from argosy.protocol.frames import MAX_FRAMES, MAX_HEADER_BYTES, FrameSpec
 from argosy.protocol.header import Header
+from argosy.shared_memory import passing
+from argosy.shared_memory.region import Region
+from argosy.wire.arena import Arena, Placed, tensor_at
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
 from argosy.wire.message import Message
-from argosy.wire.shared_memory import Arena, Placed, Region
 
-# A packet of a SEQPACKET socket; a header that is larger travels in memory of its own.
+# A packet of a SEQPACKET socket; a larger one travels in memory of its own, and an empty one stands for it.
 _PACKET = 64 * 1024
 _BUFFER = 4 * 2**20
-_ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize * 4)
-_CREDENTIALS = struct.Struct("3i")
+_SPACE = socket.CMSG_SPACE(4 * 4)  # for four descriptors
 _TIME = struct.Struct("@ll")  # a timeval
 # Plain numbers: used at every message, and enum arithmetic is slow.
 _CUT_SHORT = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
-_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _DO_NOT_WAIT = int(socket.MSG_DONTWAIT)
-_RIGHTS = (int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS))
-
-
-def is_ours(sock: socket.socket) -> bool:
-    """Whether our own user, or root, is at the other end: another user of this host is a stranger."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(credentials)
-    return uid in (0, os.getuid())
 
 
 class _Envelope(msgspec.Struct, array_like=True):
@@ -62,17 +52,10 @@ class _Envelope(msgspec.Struct, array_like=True):
     new_arena: bool = False
 
 
-class _Long(msgspec.Struct, array_like=True, tag=True):
-    """Stands for a packet that lies in the memory that comes with it."""
-
-    size: int
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Envelope)
 _places_decoder = msgspec.msgpack.Decoder(list[Placed])
 _NO_PLACES = _encoder.encode([])
-_long_decoder = msgspec.msgpack.Decoder(_Long)
 
 
 class _Connection:
@@ -104,53 +87,40 @@ class _Connection:
             places = self._said[1]
         news = self._arena.take_news() if self._arena.has_news else None
         packet = _encoder.encode(_Envelope(header, msgspec.Raw(places), news is not None))
+        if news is None and len(packet) <= _PACKET:  # as nearly all are
+            self._sock.send(packet, flags)
+            return
         descriptors = [] if news is None else [news]
         try:
             if len(packet) > _PACKET:
-                packet = self._send_long(packet, descriptors)
-            if descriptors:
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-                self._sock.sendmsg([packet], [rights], flags)
-            else:
-                self._sock.send(packet, flags)
+                descriptors.append(os.memfd_create("argosy-header", os.MFD_CLOEXEC))
+                os.write(descriptors[-1], packet)
+                packet = b""
+            passing.send(self._sock, packet, descriptors, flags)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def _send_long(self, packet: bytes, descriptors: list[int]) -> bytes:
-        descriptor = os.memfd_create("argosy-header", os.MFD_CLOEXEC)
-        descriptors.append(descriptor)
-        os.write(descriptor, packet)
-        return _encoder.encode(_Long(len(packet)))
+            passing.close_all(descriptors)
 
     def receive(self, flags: int = 0) -> Message[Header] | None:
         """The next message, waited for unless `flags` say otherwise; None: the other end has hung up.
 
         Raises BlockingIOError if there is none in time.
         """
-        size, ancillary, flags, _ = self._sock.recvmsg_into([self._packet], _ONE_FD, _CLOSE_ON_EXEC | flags)
+        flags |= passing.CLOSE_ON_EXEC
+        size, ancillary, flags, _ = self._sock.recvmsg_into([self._packet], _SPACE, flags)
         packet = bytes(self._packet_view[:size])
         if packet and not ancillary and not flags & _CUT_SHORT:  # as nearly all are
             return self._decode(packet, [])
-        descriptors = [
-            fd
-            for level, kind, data in ancillary
-            if (level, kind) == _RIGHTS
-            for fd in array.array("i", data[: len(data) - len(data) % 4])
-        ]
+        descriptors = passing.descriptors_in(ancillary)
         try:
             if not packet and not descriptors:
                 return None
             if flags & _CUT_SHORT:
                 raise WireError("packet: larger than it may be")
-            return self._decode(packet, descriptors)
+            return self._decode(packet or _read_long(descriptors[-1]), descriptors)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            passing.close_all(descriptors)
 
     def _decode(self, packet: bytes, descriptors: list[int]) -> Message[Header]:
-        if packet[:2] == b"\x92\xa5":  # an array of two that begins with a word of five letters: _Long
-            packet = self._read_long(packet, descriptors)
         try:
             envelope = _decoder.decode(packet)
         except UNDECODABLE as error:
@@ -176,20 +146,22 @@ class _Connection:
             raise WireError(f"frames: expected at most {MAX_FRAMES}, got {len(decoded)}")
         if self._theirs is None:
             raise WireError("shared memory: none was given")
-        return tuple(self._theirs.tensor(each) for each in decoded)
-
-    def _read_long(self, packet: bytes, descriptors: list[int]) -> bytes:
-        try:
-            size = _long_decoder.decode(packet).size
-        except UNDECODABLE as error:
-            raise WireError(f"header: {error}") from None
-        if not descriptors or not 0 <= size <= MAX_HEADER_BYTES:
-            raise WireError(f"header: expected at most {MAX_HEADER_BYTES} bytes in memory, got {size}")
-        return os.pread(descriptors[-1], size, 0)
+        return tuple(tensor_at(self._theirs, each) for each in decoded)
 
     def close(self) -> None:
         self._arena.close()
         self._sock.close()
+
+
+def _read_long(descriptor: int) -> bytes:
+    """A packet that came in memory of its own."""
+    size = os.fstat(descriptor).st_size
+    if not 0 < size <= MAX_HEADER_BYTES:
+        raise WireError(f"header: expected at most {MAX_HEADER_BYTES} bytes in memory, got {size}")
+    try:
+        return os.pread(descriptor, size, 0)
+    except OSError as error:
+        raise WireError(f"header: cannot be read ({error})") from None
 
 
 class UnixListener:
@@ -197,9 +169,7 @@ class UnixListener:
 
     def __init__(self) -> None:
         self.name = f"argosy-{uuid.uuid4().hex}"
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.bind(f"\0{self.name}")
-        self._server.listen(128)
+        self._server = passing.listen(self.name, socket.SOCK_SEQPACKET)
         self._server.setblocking(False)
         self._connections: dict[int, tuple[Peer, _Connection]] = {}
         self._by_peer: dict[Peer, _Connection] = {}
@@ -239,11 +209,10 @@ class UnixListener:
 
     def _accept(self) -> None:
         try:
-            sock, _ = self._server.accept()
+            sock = passing.accept(self._server)
         except OSError:
             return
-        if not is_ours(sock):
-            sock.close()
+        if sock is None:
             return
         self._count += 1
         # Peers of the network name themselves: nobody there knows this name.
@@ -296,13 +265,7 @@ class UnixChannel:
     renewals = 0
 
     def __init__(self, name: str) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            sock.connect(f"\0{name}")
-        except OSError:
-            sock.close()
-            raise
-        self._sock = sock
+        self._sock = sock = passing.connect(name, socket.SOCK_SEQPACKET)
         self._connection = _Connection(sock)
         self._patience = 0.0  # the seconds after which the kernel ends a wait; 0: it does not
         self._lost_since: float | None = None

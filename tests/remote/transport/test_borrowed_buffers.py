@@ -10,7 +10,7 @@ import torch
 from argosy.errors import WireError
 from argosy.remote.transport import borrowed_buffers
 from argosy.remote.transport.borrowed_buffers import PeerBuffer
-from argosy.wire.shared_memory import Region, offsets_of
+from argosy.shared_memory.region import Region, offsets_of
 
 
 class SenderAndReceiver:

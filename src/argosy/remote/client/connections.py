@@ -24,6 +24,7 @@ from argosy.events import say
 from argosy.protocol.header import Header
 from argosy.protocol.remote_work import Work
 from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender, connect
+from argosy.shared_memory.bells import hear, new_bell, ring
 from argosy.torch_private import without_dispatch
 from argosy.wire.message import Message
 from argosy.wire.zmq_channel import ZmqChannel
@@ -63,7 +64,7 @@ class Connections:
         self._lock = threading.RLock()
         self._channels: dict[str, ZmqChannel] = {}
         self._closing = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = new_bell()
         self._poller = select.poll()
         self._poller.register(self._wake, select.POLLIN)
         self.asleep = False
@@ -132,7 +133,7 @@ class Connections:
 
     def wake(self) -> None:
         """Wake the thread."""
-        os.eventfd_write(self._wake, 1)
+        ring(self._wake)
 
     def _loop(self) -> None:
         network = True
@@ -151,7 +152,7 @@ class Connections:
             for descriptor, _ in ready:
                 if descriptor == self._wake:
                     self._last_active = time.monotonic()
-                    os.eventfd_read(self._wake)
+                    hear(self._wake)
                     network = True
                 elif (found := self._receivers.get(descriptor)) is not None:
                     self._receive_local(*found)

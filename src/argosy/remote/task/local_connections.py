@@ -21,6 +21,7 @@ from argosy.errors import WireError
 from argosy.events import say
 from argosy.protocol.remote_work import Parcel, Work
 from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender, connect
+from argosy.shared_memory.bells import hear, new_bell, ring
 
 Frames = Sequence[torch.Tensor]
 
@@ -47,7 +48,7 @@ class LocalConnections:
         self._added: deque[socket.socket] = deque()
         self._receivers: dict[int, SameHostReceiver] = {}
         self._poller = select.poll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = new_bell()
         self._poller.register(self._wake, select.POLLIN)
         self._asleep = False
         self._closed = False
@@ -73,7 +74,7 @@ class LocalConnections:
         if self._asleep:
             with self._lock:
                 if not self._closed:
-                    os.eventfd_write(self._wake, 1)
+                    ring(self._wake)
 
     def sender_to(self, task: str, address: Callable[[], Address]) -> SameHostSender | None:
         """The connection to a task; None if it is on another host."""
@@ -134,7 +135,7 @@ class LocalConnections:
         self._asleep = False
         for descriptor, _ in ready:
             if descriptor == self._wake:
-                os.eventfd_read(self._wake)
+                hear(self._wake)
             elif (found := self._receivers.get(descriptor)) is not None:
                 self._take(descriptor, found)
 

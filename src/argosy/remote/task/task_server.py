@@ -33,6 +33,7 @@ from argosy.protocol.remote_work import (
 )
 from argosy.remote.task.client_session import ClientSession
 from argosy.remote.transport.same_host import SameHostListener
+from argosy.shared_memory.bells import new_bell, ring
 from argosy.wire.channel import Arrival, Delivery, Departure, Garbage, Peer
 from argosy.wire.message import Message
 from argosy.wire.zmq_channel import ZmqChannel, ZmqListener
@@ -74,7 +75,7 @@ class TaskServer:
         self._ended: list[ClientSession] = []
         # Messages that are not from clients: from a worker that takes this task for a parameter server.
         self.foreign: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake = new_bell()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name=f"argosy-host-{self.task}", daemon=True)
         self._thread.start()
@@ -202,7 +203,7 @@ class TaskServer:
             self._closing = True
             sessions = [*self._sessions.values(), *self._ended]
             self._sessions.clear()
-        os.eventfd_write(self._wake, 1)
+        ring(self._wake)
         self._thread.join()
         for session in sessions:
             session.close()

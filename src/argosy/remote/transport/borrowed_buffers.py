@@ -6,7 +6,6 @@ a limit frames are copied instead, so that the sender gets its buffers back.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from argosy.errors import WireError
-from argosy.wire.shared_memory import Region, offsets_of
+from argosy.shared_memory.region import Region, offsets_of
 
 # This process borrows at most this many bytes at a time.
 _MOST = 128 * 2**20
@@ -66,9 +65,7 @@ class PeerBuffer:
         if not size:
             self._acknowledge()
             return [_NOTHING] * len(sizes)
-        array: Any = (ctypes.c_char * size).from_address(self._region.address)
-        # The array carries the loan, which ends with the last tensor in it.
-        array.loan = _Loan(size, self._acknowledge, self._region)
+        array = self._region.buffer(size, _Loan(size, self._acknowledge, self._region))
         # Each frame has its own storage: they share nothing but the loan.
         pieces = zip(offsets, sizes, strict=True)
         return [_frame(array, offset, length) if length else _NOTHING for offset, length in pieces]

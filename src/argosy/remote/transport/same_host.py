@@ -25,10 +25,10 @@ from argosy.protocol.frames import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES
 from argosy.protocol.header import Header
 from argosy.remote.transport.borrowed_buffers import PeerBuffer
 from argosy.remote.transport.send_buffers import ACK, SendBuffer, SendBufferPool
+from argosy.shared_memory import passing
+from argosy.shared_memory.region import Region, offsets_of
 from argosy.wire.message import Message, decode, encode
-from argosy.wire.shared_memory import Region, offsets_of
 from argosy.wire.tensor_bytes import bytes_of
-from argosy.wire.unix_channel import is_ours
 
 # The number of parts, the buffer (-1: the tensors follow in the socket), and whether the buffer's memory
 # travels with this message.
@@ -45,20 +45,14 @@ _GULP = 256 * 1024
 
 
 def _name(port: int) -> str:
-    return f"\0argosy-lane-{os.getuid()}-{port}"
+    return f"argosy-lane-{os.getuid()}-{port}"
 
 
 class SameHostListener:
     """Where clients and tasks of this host connect to a task."""
 
     def __init__(self, port: int) -> None:
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._server.bind(_name(port))
-            self._server.listen()
-        except OSError:
-            self._server.close()
-            raise
+        self._server = passing.listen(_name(port), socket.SOCK_STREAM)
 
     def fileno(self) -> int:
         """Readable when there is a new connection."""
@@ -67,14 +61,14 @@ class SameHostListener:
     def accept(self) -> tuple[bytes, str, socket.socket] | None:
         """A new connection: its direction and its client. None for a process of another user."""
         with contextlib.suppress(OSError):
-            sock, _ = self._server.accept()
-            if is_ours(sock):
+            sock = passing.accept(self._server)
+            if sock is not None:
                 sock.settimeout(1.0)  # the process is ours and sends them at once
                 words = sock.recv(1 + _CLIENT, socket.MSG_WAITALL)
                 sock.setblocking(False)
                 if len(words) == 1 + _CLIENT:
                     return words[:1], words[1:].decode(errors="replace"), sock
-            sock.close()
+                sock.close()
         return None
 
     def close(self) -> None:
@@ -86,11 +80,8 @@ def connect(address: Address, way: bytes, client: str) -> socket.socket:
     """Connect to a client's session on a task; an OSError if there is no such task on this host."""
     if not address.is_loopback:
         raise OSError("not on this host")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = passing.connect(_name(address.port), socket.SOCK_STREAM)
     try:
-        sock.connect(_name(address.port))
-        if not is_ours(sock):
-            raise PermissionError("a process of another user")
         sock.sendall(way + client.encode()[:_CLIENT].ljust(_CLIENT))
         sock.setblocking(False)
     except OSError:
@@ -189,7 +180,7 @@ class SameHostSender:
         try:
             while True:
                 try:
-                    sent = socket.send_fds(self._sock, [head], [descriptor])
+                    sent = passing.send(self._sock, head, [descriptor])
                     break
                 except BlockingIOError:
                     self._on_full(self._sock, True)
@@ -234,7 +225,7 @@ class SameHostReceiver:
     def take(self) -> Iterator[Message[Header]]:
         """The messages that have come. EOFError: the sender has gone; WireError: what came is not valid."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._sock, _GULP, 16)
+            data, descriptors = passing.receive(self._sock, _GULP, 16)
         except BlockingIOError:
             return
         except OSError:
@@ -295,8 +286,7 @@ class SameHostReceiver:
     def close(self) -> None:
         """Close the connection."""
         self._sock.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
+        passing.close_all(self._descriptors)
         self._descriptors.clear()
         self._peer_buffers.clear()
 

@@ -8,17 +8,15 @@ buffer, because it was computed there to be sent: the buffer is free again when 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from argosy.wire.shared_memory import Region
+from argosy.shared_memory.region import Region
 
 ACK = struct.Struct("<I")
 # Tensors of this process may hold this many bytes of buffers, which, unlike torch's memory, are never freed.
@@ -49,8 +47,7 @@ class SendBuffer:
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
         """A dense tensor in this memory; it holds the buffer for as long as it, or a view of it, lives."""
-        array: Any = (ctypes.c_char * self.region.size).from_address(self.region.address)
-        array.hold = _Hold(self)
+        array = self.region.buffer(self.region.size, _Hold(self))
         flat = torch.frombuffer(array, dtype=dtype, count=math.prod(shape))
         return flat.as_strided(shape, stride)
 

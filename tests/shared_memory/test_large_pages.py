@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from argosy.wire.large_pages import LARGE, empty_like, whole_pages
-from argosy.wire.shared_memory import Region
+from argosy.shared_memory.large_pages import LARGE, empty_like, whole_pages
+from argosy.shared_memory.region import Region
 
 
 def kilobytes(address: int, field: str) -> int:
