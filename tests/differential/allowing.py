@@ -18,10 +18,16 @@ def allowed(program: Program) -> bool:
     return (
         _model(program)
         and _options(program)
+        and all(_saves_a_step(phase) for phase in program.phases[:-1])
         and all(_phase(program, phase) for phase in program.phases)
         and all(_turn(program, phase, number, turn) for phase, number, turn in program.turns)
         and (program.feed is None or _fed(program))
     )
+
+
+def _saves_a_step(phase: Phase) -> bool:
+    """A training that has made no step leaves no checkpoint to go on from."""
+    return any(each.act == "step" for turn in phase.turns for deed in turn.deeds if deed for each in deed)
 
 
 def _model(program: Program) -> bool:

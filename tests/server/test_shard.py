@@ -257,6 +257,23 @@ def test_blocks_that_come_later_train_from_then_on() -> None:
     torch.testing.assert_close(shard.values()[1], torch.full((3,), -0.5), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_blocks_that_come_while_the_norm_is_awaited_have_no_part_in_that_step(whole: bool) -> None:
+    twins = Twins([(4,), (2,)], ADAM)
+    shard = twins.shards[0]
+    gradient = shard.accept([torch.ones(6)], () if whole else (1,))
+    shard.reduce([(gradient, 1.0)])
+    assert shard.square() == pytest.approx(6.0 if whole else 4.0)
+    late = ParameterSpec("late", (3,), "float32", group=1)
+    twins.reference.add_param_group({"params": [torch.zeros(3, requires_grad=True)], "lr": 0.5})
+    shard.extend(extend(twins.layout, [late], [[Share(0, 0, 3)]]), describe(twins.reference), [torch.ones(3)])
+    before = shard.values()[0]
+    shard.update(None, factor=0.5)
+    after, new = shard.values()
+    assert new.tolist() == [1, 1, 1]
+    assert (after != before).tolist() == [True] * 4 + [whole] * 2
+
+
 # --- what is refused --------------------------------------------------------------------------------------
 def test_a_gradient_of_another_size_is_refused() -> None:
     shard = Twins([(4,)], ADAM).shards[0]

@@ -52,6 +52,7 @@ class Shard:
         self._means: dict[int, torch.Tensor] = {}  # by position; none where no gradient has the block
         self._absent: list[list[Range]] = []
         self._nothing: list[list[Range]] = []  # as `_absent` is when nothing is
+        self._averaged = 0  # how many blocks there were when the means were made
         self._whole = False  # whether the means cover everything
         self._optimizers: list[tuple[int, list[int], FlatOptimizer]] = []  # group, positions, optimizer
         self._values: dict[torch.dtype | None, list[torch.Tensor]] = {}
@@ -150,6 +151,7 @@ class Shard:
     def reduce(self, parts: Sequence[tuple[Gradient, float]]) -> None:
         """The weighted mean of gradients, in the order given; a parameter that one lacks counts as zero."""
         summed = self._sums.begin(parts)
+        self._averaged = len(self._masters)
         if len(parts) == 1 and self.is_whole(parts[0][0]):  # asynchronous training
             gradient = parts[0][0]
             pairs = zip(gradient.blocks, self._masters, strict=True)
@@ -230,6 +232,8 @@ class Shard:
         if factor != 1.0:
             means = {position: mean * factor for position, mean in means.items()}
         for group, positions, optimizer in self._optimizers:
+            if positions[0] >= self._averaged:  # it came while the norm of the mean was awaited
+                continue
             if groups is not None and group < len(groups):
                 optimizer.configure(groups[group])
             if self._whole:
