@@ -4,9 +4,10 @@ make no others.
 
 from __future__ import annotations
 
-from programs import MOVING, Phase, Program, Turn
+from programs import MOVING, Deed, Phase, Program, Turn
 
 TOKENS = 1  # how far ahead a worker may run in the mode of that name
+HALF_WAVE = 12  # steps in which the "cosine" scheduler comes down
 SERVERS_RUN = frozenset({"SGD", "Adam", "AdamW", "Adagrad", "RMSprop"})
 _WITH_GRADIENT = frozenset(
     {"linear", "tied", "scalar", "sparse", "single", "short", "strided", "norm", "normed"}
@@ -57,6 +58,10 @@ def _options(program: Program) -> bool:
         # Without a gradient a scaler has to be told its scale again.
         and not (program.scaler and {"none", "inf"} <= {each.act for each in program.passes})
         and not (program.wire == "float16" and "short" in program.parts)
+        # torch's own scheduler refuses a group that was added when it turns around.
+        and not (
+            program.late_at is not None and program.scheduler == "cosine" and len(program.turns) > HALF_WAVE
+        )
         and not _exchanges_what_it_discards(program)
         # A script that adds up by itself clears gradients once a turn, in which there may be several pushes.
         and not (
@@ -118,7 +123,7 @@ def _turn(program: Program, phase: Phase, number: int, turn: Turn) -> bool:
     moving = bool(MOVING & set(program.parts))
     last = number == program.turns[-1][1]
     return (
-        all(_deed_is_whole(phase, turn, deed, last and not moving) for deed in deeds)
+        all(_deed_is_whole(program, phase, turn, deed, last and not moving) for deed in deeds)
         and not ("inf" in acts and not program.scaler)
         and not (moving and acts & {"undo", "inf", "none"})
         and not (moving and any(each.weight == 0.0 for each in passes))  # it is skipped after its pass
@@ -150,13 +155,13 @@ def _ends_alone(program: Program, phase: Phase) -> bool:
     return phase.workers == 1 and program.average is None and not program.reads
 
 
-def _deed_is_whole(phase: Phase, turn: Turn, deed: tuple[object, ...], may_end: bool) -> bool:
-    acts = [getattr(each, "act") for each in deed]  # noqa: B009
+def _deed_is_whole(program: Program, phase: Phase, turn: Turn, deed: Deed, may_end: bool) -> bool:
+    acts = [each.act for each in deed]
     if phase.way == "tokens":
         return set(acts) == {"step"} and turn.every == 1 and (len(acts) == TOKENS + 1 or may_end)
     if "add" in acts:
         return acts == ["add"] * (turn.every - 1) + ["step"]
-    ends = acts[-1] in ("skip", "undo", "inf")
+    ends = acts[-1] in ("skip", "undo", "inf") or program.breaks_off(phase, turn)
     if any(act in ("skip", "undo", "inf") for act in acts[:-1]):
         return False
     return len(acts) <= turn.every if ends or may_end else len(acts) == turn.every
@@ -169,12 +174,10 @@ def _in_step(turn: Turn) -> bool:
     last = [deed[-1].act for deed in deeds]
     if len(discards) > 1:
         return False
-    if "undo" in last or "inf" in last:
-        act = "undo" if "undo" in last else "inf"
-        full = all(len(deed) == turn.every for deed in deeds)
-        others = {"undo"} if act == "undo" else {"step", "inf"}
-        return full and set(last) <= others
-    return True
+    counts = {len(deed) for deed in deeds}
+    if "undo" in last:
+        return set(last) == {"undo"} and counts == {turn.every}
+    return "inf" not in last or (set(last) <= {"step", "inf"} and len(counts) == 1)
 
 
 def _fed(program: Program) -> bool:

@@ -45,6 +45,36 @@ FOUND: dict[str, tuple[Program, ...]] = {
         Program(0, (_ring("2: step step | none none", "step | skip", "step | step"),)),
         Program(0, (_ring("step | none", "step | step"),), scaler=True),
     ),
+    "ring: an infinity on one worker, among passes": (
+        Program(0, (_ring("2: step step | step step", "step | inf", "step | step"),), scaler=True),
+        Program(
+            0,
+            (_ring("3: step step | step inf", "3: inf | step", "3: step step step | step step step"),),
+            scaler=True,
+        ),
+    ),
+    "a loss scale grows in the middle of an accumulation": (
+        Program(0, (_local("step", "2: step step"),), scaler=True),
+        Program(0, (_ring("3: step step step | step step step"),), scaler=True),
+        Program(
+            0,
+            (_ring("3: step step step | step inf", "3: step step step | step step step"),),
+            scaler=True,
+            overlap=False,
+        ),
+        Program(0, (_sync("3: step step step | step step step"),), scaler=True),
+    ),
+    "ring: goes on from loss scales that differ": (
+        Program(0, (_sync("inf | step"), _ring("step | step")), scaler=True, saves=True),
+        Program(0, (_sync("step | inf"), _ring(*["step | step"] * 3)), scaler=True, saves=True),
+        Program(
+            0,
+            (_ring("step | inf"), _ring("step | step", "step | step")),
+            scaler=True,
+            saves=True,
+            overlap=False,
+        ),
+    ),
     "ring: passes after a skip": (
         Program(
             0, (_ring("2: step step | step step", "step | skip", "2: step step | step step", "step | step"),)

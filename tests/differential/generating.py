@@ -202,9 +202,17 @@ class _Shape:
                 alike = self.draw.random.random() < 0.7
                 deeds = [self._with_last(deed, "undo") for deed in deeds] if alike else deeds
             if self.draw.random.random() < 0.7:
+                deeds = self._broken_off(deeds)
+            if self.draw.random.random() < 0.7:
                 discard = deeds[0][0].discard
                 deeds = [(replace(deed[0], discard=discard), *deed[1:]) for deed in deeds]
         return Turn(tuple(deeds), every)
+
+    @staticmethod
+    def _broken_off(deeds: list[Deed]) -> list[Deed]:
+        """The first infinity ends the turn of all."""
+        ends = [len(deed) for deed in deeds if deed[-1].act == "inf"]
+        return [deed[: min(ends)] for deed in deeds] if ends else deeds
 
     @staticmethod
     def _with_last(deed: Deed, act: Any) -> Deed:

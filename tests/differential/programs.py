@@ -133,6 +133,11 @@ class Program:
         """Whether a backward pass in the ring makes the mean."""
         return self.overlap is not False
 
+    def breaks_off(self, phase: Phase, turn: Turn) -> bool:
+        """Whether an infinity is in the mean: the scalers of all find it, in whichever pass it was made."""
+        mean = phase.way == "ring" and self.averages_in_backward
+        return mean and any(deed[-1].act == "inf" for deed in turn.deeds if deed)
+
     def first_turn(self, phase: int) -> int:
         return sum(len(each.turns) for each in self.phases[:phase])
 

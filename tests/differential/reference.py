@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
-from allowing import TOKENS
+from allowing import HALF_WAVE, TOKENS
 from feeding import dealt
 from model_text import model_text, trained_text
 from programs import Pass, Phase, Program, Turn
@@ -106,7 +106,7 @@ class _Training:
             case "exponential":
                 return schedulers.ExponentialLR(self.optimizer, 0.8)
             case "cosine":
-                return schedulers.CosineAnnealingLR(self.optimizer, T_max=12)
+                return schedulers.CosineAnnealingLR(self.optimizer, T_max=HALF_WAVE)
             case _:
                 return None
 
@@ -238,6 +238,8 @@ class _Training:
         statuses: list[str] = []
         gathered: Gradient = {}
         passes, weight = 0, 0.0
+        # An infinity that all find ends the turn before its last pass.
+        whole = len(turn.deeds[worker]) if self.program.breaks_off(phase, turn) else turn.every
         self._refresh(phase, self.rounded)
         for place, each in enumerate(turn.deeds[worker]):
             if each.act == "skip":
@@ -260,7 +262,7 @@ class _Training:
                 statuses.append("skipped" if not weight else "applied" if place == TOKENS else "held")
                 gathered, weight = {}, 0.0
                 self._refresh(phase, set(self.masters))  # it is answered at once
-            elif passes < turn.every and turn.deeds[worker][0].act != "add":
+            elif passes < whole and turn.deeds[worker][0].act != "add":
                 statuses.append("held")
             elif not weight:
                 statuses.append("skipped")  # what weighs nothing is

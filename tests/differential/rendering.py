@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allowing import TOKENS
+from allowing import HALF_WAVE, TOKENS
 from model_text import model_text, trained_text
 from programs import Pass, Phase, Program
 
@@ -141,16 +141,21 @@ def _optimizer(program: Program) -> Iterator[str]:
         yield "inner.step()"
         yield "inner.zero_grad()"
     if program.scaler:
-        yield 'scaler = torch.amp.GradScaler("cpu", growth_interval=10**6)'
+        yield f'scaler = torch.amp.GradScaler("cpu", growth_interval={_growth_interval(program)})'
     yield f"optimizer = replica.distribute(inner{_distribute_options(program)})"
     if program.scheduler is not None:
         yield f"scheduler = torch.optim.lr_scheduler.{_SCHEDULERS[program.scheduler]}"
 
 
+def _growth_interval(program: Program) -> str:
+    """A scale may grow if all scalers hear of the same passes: in the ring they must agree."""
+    return "10**6" if any(each.act in ("skip", "undo", "none") for each in program.passes) else "2"
+
+
 _SCHEDULERS = {
     "step": "StepLR(optimizer, 2, gamma=0.5)",
     "exponential": "ExponentialLR(optimizer, 0.8)",
-    "cosine": "CosineAnnealingLR(inner, T_max=12)",
+    "cosine": f"CosineAnnealingLR(inner, T_max={HALF_WAVE})",
 }
 
 

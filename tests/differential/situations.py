@@ -65,6 +65,31 @@ def ring_none_beside_scaled(program: Program) -> bool:
     )
 
 
+def ring_infinity_among_passes(program: Program) -> bool:
+    """One worker has an infinity, and passes are not alike: it may be in one that nobody averages."""
+    found = [turn for _, _, turn in _turns(program, "ring")]
+    return (
+        program.averages_in_backward
+        and any(turn.every > 1 for turn in found)
+        and any(0 < [d[-1].act for d in t.deeds if d].count("inf") < len(t.deeds) for t in found)
+    )
+
+
+def scale_grows_among_passes(program: Program) -> bool:
+    """The loss scale doubles with every second pass, in the middle of an accumulation too."""
+    whole = not any(each.act in ("skip", "undo", "none") for each in program.passes)
+    return program.scaler and whole and any(turn.every > 1 for _, _, turn in program.turns)
+
+
+def ring_goes_on_with_scales(program: Program) -> bool:
+    """With servers a worker that finds an infinity lowers its own scale; the ring averages what is scaled."""
+    infinite = [
+        any(each.act == "inf" for turn in phase.turns for deed in turn.deeds for each in deed)
+        for phase in program.phases
+    ]
+    return any(phase.way == "ring" and any(infinite[:n]) for n, phase in enumerate(program.phases))
+
+
 def ring_passes_after_a_skip(program: Program) -> bool:
     """Who skips does not see how many passes the others make."""
     found = [(turn.every, _somebody_skips(turn)) for _, _, turn in _turns(program, "ring")]
@@ -282,6 +307,18 @@ SITUATIONS: dict[str, tuple[Callable[[Program], bool], tuple[str, ...]]] = {
     "ring: no gradient beside one that is divided": (
         ring_none_beside_scaled,
         ("ring, none, every", "ring, none, scaler"),
+    ),
+    "ring: an infinity on one worker, among passes": (
+        ring_infinity_among_passes,
+        ("ring, inf, every", "ring, inf, every, overlap"),
+    ),
+    "a loss scale grows in the middle of an accumulation": (
+        scale_grows_among_passes,
+        ("local, scaler, every", "ring, scaler, every", "sync, scaler, every"),
+    ),
+    "ring: goes on from loss scales that differ": (
+        ring_goes_on_with_scales,
+        ("sync, ring, inf, resume",),
     ),
     "ring: passes after a skip": (ring_passes_after_a_skip, ("ring, skip, every",)),
     "the mean of buffers after a worker has left": (

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from allowing import allowed
 from comparing import compare
 from executing import run
 from found import FOUND, REMOTE_FOUND
@@ -70,6 +71,18 @@ def test_a_feature_that_is_asked_for_can_be_made(feature: str) -> None:
 def _plain(**changes: Any) -> Program:
     turns = (Turn(((Pass(),), (Pass(),))),) * 2
     return replace(Program(0, (Phase("sync", turns, 1),)), **changes)
+
+
+def test_what_torch_itself_refuses_is_no_program() -> None:
+    """A cosine that turns around wants the groups that it was made with."""
+    turns = (Turn(((Pass(),), (Pass(),))),) * 13
+    refused = replace(_plain(phases=(Phase("sync", turns, 1),)), scheduler="cosine")
+    assert allowed(refused)
+    refused = replace(refused, parts=("linear", "late"), late_at=3)
+    with pytest.raises(ValueError, match="zip"):
+        reference(refused)
+    assert not allowed(refused)
+    assert allowed(replace(refused, phases=(Phase("sync", turns[1:], 1),)))
 
 
 WRONG: dict[str, Callable[[Program], Program]] = {

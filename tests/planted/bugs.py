@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from bug import Bug
+from log_bugs import LOG_BUGS
 from ring_bugs import RING_BUGS
 from store_bugs import STORE_BUGS
 
@@ -228,5 +229,6 @@ BUGS: tuple[Bug, ...] = (
         ("checkpoint/test_kills.py", "checkpoint/test_files.py", "checkpoint/test_folder.py"),
     ),
     *STORE_BUGS,
+    *LOG_BUGS,
     *RING_BUGS,
 )

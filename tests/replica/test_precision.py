@@ -18,6 +18,7 @@ from trainings import (
     sgd,
     state_of,
 )
+from ways import WAYS, Way, run
 
 from argosy.entry import Replica
 from argosy.modes import Sync
@@ -114,6 +115,36 @@ def test_grad_scaler_with_an_infinity(unscales: bool) -> None:
         skipped = {step for step, status in enumerate(statuses) if status == "skipped"}
         assert skipped == {step for w, step in bad if w == worker}
         assert scale == 2.0**12 / 2 ** len(skipped)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loss_scale_that_grows_in_the_middle_of_an_accumulation(way: Way, overlap: bool) -> None:
+    """It doubles with every second pass; each pass counts as much as every other all the same."""
+
+    def program(replica: Replica) -> tuple[list[float], float]:
+        weight, unused = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        optimizer = replica.distribute(torch.optim.SGD([weight, unused], lr=1.0), overlap=overlap)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        seen = []
+        with replica.session(nn.ParameterList([weight, unused]), optimizer):
+            for number in range(12):
+                optimizer.zero_grad()
+                scaler.scale((weight * (4.0**number + replica.index)).sum()).backward()
+                verdict = scaler.step(optimizer, every=4 if number > 5 else 3)
+                scaler.update()
+                if verdict is not None and verdict.status == "applied":  # type: ignore[attr-defined]
+                    seen.append(weight.item())
+        return seen, scaler.get_scale()
+
+    replicas = 1 if way == "alone" else 2
+    shift = (replicas - 1) / 2
+    sums = [sum(4.0**n + shift for n in passes) for passes in (range(3), range(3, 6), range(6, 10))]
+    steps = [sums[0] / 3, sums[1] / 3, sums[2] / 4]
+    expected = [-sum(steps[: n + 1]) for n in range(3)]
+    for seen, scale in run(way, program):
+        assert seen == pytest.approx(expected, rel=1e-6)
+        assert scale == 4.0 * 2.0**6
 
 
 @pytest.mark.parametrize("every", [2, 3])

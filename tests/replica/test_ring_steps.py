@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -79,6 +80,42 @@ def test_who_skips_steps_with_the_unscaled_gradient(overlap: bool) -> None:
         assert in_ring(2, program) == [(-2.0, 2.0)] * 2
     else:
         assert in_ring(2, program) == [(-3.0, 4.0), (-3.0, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("passes", "before"), [((1,), 0), ((2, 1), 0), ((3, 3), 0), ((3, 3), 1), ((2, 2, 1), 0)]
+)
+def test_an_infinity_reaches_all_in_whichever_pass_it_is(passes: tuple[int, ...], before: int) -> None:
+    """Accumulations of so many passes; in the last one, after `before` passes, worker 1 has an infinity.
+
+    All skip, and all scales stay alike; then one more step is made.
+    """
+
+    def program(replica: Replica) -> tuple[list[str], float, float]:
+        weight, optimizer = one_weight(replica)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+        seen = []
+
+        def give_scaled(gradient: float, every: int) -> None:
+            optimizer.zero_grad()
+            scaler.scale((weight * gradient).sum()).backward()
+            seen.append(scaler.step(optimizer, every=every).status)  # type: ignore[union-attr]
+            scaler.update()
+
+        with replica.session(nn.ParameterList([weight]), optimizer):
+            for every in passes[:-1]:
+                for _ in range(every):
+                    give_scaled(1.0, every)
+            for _ in range(before):
+                give_scaled(1.0, passes[-1])
+            give_scaled(math.inf if replica.index == 1 else 1.0, passes[-1])
+            for _ in range(passes[-1]):
+                give_scaled(1.0 + replica.index, passes[-1])
+        return seen, weight.item(), scaler.get_scale()
+
+    held = [["held"] * (every - 1) + ["applied"] for every in passes]
+    seen = [*chain(*held[:-1]), *["held"] * before, "skipped", *held[-1]]
+    assert in_ring(2, program) == [(seen, 1.0 - len(passes) - 1.5, 2.0)] * 2
 
 
 def test_who_skips_steps_with_the_clipped_gradient() -> None:

@@ -81,7 +81,8 @@ class LocalExchange:
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""
 
-    hold = accumulate
+    def hold(self, waits: bool, scaled: bool) -> None:
+        """See `Exchange`."""
 
     def pull(self) -> Verdict:
         self._averages.take_out()

@@ -11,7 +11,8 @@ import torch
 
 from argosy.errors import ConfigError, SaveFailed
 from argosy.events import say
-from argosy.replica.exchange import Exchange, Resumed, Training, Verdict
+from argosy.replica.exchange import Exchange, Resumed, Training, Verdict, parameters_of
+from argosy.replica.held_gradients import HeldGradients
 from argosy.replica.hyperparameters import take_groups
 from argosy.replica.statistics import keeps_statistics
 from argosy.replica.turn import Turn
@@ -57,6 +58,7 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
         self._without_session = False
         self.stepped = False  # whether a step has been made
         self._gathered = 0  # backward passes since the last push, when `every` is used
+        self._held = HeldGradients()
         self.verdict = Verdict("pulled", 0)
         self.watcher: Watcher | None = None
         self.keep_back = False  # the next step brings nothing
@@ -121,12 +123,15 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
             return self.skip()
         self._weigh(weight)
         self._gathered += 1
+        self._take_the_scale()
         if self._gathered < every:
-            self._exchange.hold(self._gathered + 1 < every)
+            self._exchange.hold(self._gathered + 1 < every, self._scaled)
+            self._held.keep(self._parameters(), self._loss_scale)
             return Verdict("held", self.verdict.global_step)
         if self._weight is not None and self._weight < _NOTHING:
             return self.skip()
         passes, self._gathered = self._gathered, 0
+        self._held.clear()
         for pre in pre_hooks_of(self).values():
             pre(self, (), {})
         if self.watcher is not None:
@@ -136,7 +141,7 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
                 return self._made()
         setattr(self._inner, STEP_WAS_CALLED, True)  # a scheduler on it asks
         weighs, self._weight = self._weight, None
-        turn = Turn(passes, self._loss_scale(), 1.0 if weighs is None else weighs)
+        turn = Turn(passes, 1.0 / (self._loss_scale or 1.0), 1.0 if weighs is None else weighs, self._scaled)
         self.verdict = self._exchange.step(turn)
         self._made()
         if self.watcher is not None:
@@ -190,6 +195,7 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
     def skip(self) -> Verdict:
         """Contribute nothing to this step, and hold nobody up: for gradients that are not finite."""
         self._start_unasked()
+        self._held.clear()
         self._gathered = 0
         self._weight = None
         self.keep_back = False
@@ -261,11 +267,27 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None
 
+    @property
+    def _scaled(self) -> bool:
+        """Whether it is a GradScaler that calls `step`."""
+        return hasattr(self, "found_inf")
+
     def _found_inf(self) -> bool:
         found = getattr(self, "found_inf", None)
         return found is not None and bool(found)
 
-    def _loss_scale(self) -> float:
-        """The inverse of the scale that GradScaler has multiplied the loss by and not taken out yet."""
+    @property
+    def _loss_scale(self) -> float | None:
+        """The scale that GradScaler has multiplied the loss by and not taken out yet."""
         scale = getattr(self, "grad_scale", None)
-        return 1.0 if scale is None else 1.0 / float(scale)
+        return None if scale is None else float(scale)
+
+    def _take_the_scale(self) -> None:
+        """What the passes before have gathered gets the loss scale of this one."""
+        scale = self._loss_scale
+        if scale is not None and self._held.differs(scale):
+            self._exchange.hold(waits=False, scaled=True)  # what was averaged is this replica's own again
+            self._held.rescale(self._parameters(), scale)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for _, parameter in parameters_of(self._inner)]

@@ -99,7 +99,7 @@ class RingExchange:
         self._state = state = TorchState(training.model, self._optimizer)
         state.averages = self._averages.values
         self._saving = RingSaving(training, training.keeping, state, self._member)
-        self.resumed = self._saving.begin()
+        self.resumed = self._saving.begin(scales_alike=self._overlaps)
         begin_from(self._optimizer, training, self.resumed)
         self._step = self.resumed.step
 
@@ -227,11 +227,11 @@ class RingExchange:
     def accumulate(self, waits: bool) -> None:
         self._waits = waits
 
-    def hold(self, waits: bool) -> None:
+    def hold(self, waits: bool, scaled: bool) -> None:
         """See `Exchange`. A pass that was averaged already counts with the others, and not on its own."""
         if self._in_backward and self._outcome is None:  # others may have averaged a pass that this one lacks
             self._outcome = self._round(Says.GIVES)
-        self._waits = waits
+        self._waits = waits and not scaled
         self._take_back(Says.HOLDS)
 
     @property
@@ -261,7 +261,7 @@ class RingExchange:
         clip(self._parameters, self._clip_norm)
         outcome, self._outcome = self._outcome, None
         # The next passes are likely to be like these; but who has skipped does not know that.
-        self._waits = turn.passes > 1 and outcome.complete
+        self._waits = turn.passes > 1 and not turn.scaled and outcome.complete
         if outcome.complete:
             self._step_check.scaled(turn.factor if in_backward else 1.0)
         if not outcome.complete and not self._end_step(outcome, Says.GIVES):

@@ -42,7 +42,7 @@ class RingSaving:
             )
         self._cut: int | None = None  # the step that waits for this replica's state
 
-    def begin(self) -> Resumed:
+    def begin(self, scales_alike: bool) -> Resumed:
         """Go on from the newest checkpoint, if there is one, all of them from the same."""
         found = b""
         if self._saving is not None:
@@ -62,7 +62,9 @@ class RingSaving:
                     self._state.restore(Checkpoint(Path(path)))
             except CheckpointDamaged as error:
                 raise ConfigError("directory", _SEEN_BY_ALL, error) from None
-        return Resumed(step, states.get(self._member.rank) or states.get(0, b""), groups)
+        chiefs = states.get(0, b"")
+        own = states.get(self._member.rank) or chiefs
+        return Resumed(step, own, groups, chiefs if scales_alike else b"")
 
     def after_step(self, step: int, wanted: bool) -> None:
         """Cut, if it is time, or `wanted`; every replica comes to the same answer."""

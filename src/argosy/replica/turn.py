@@ -27,6 +27,7 @@ class Turn(NamedTuple):
     passes: int = 1
     unscale: float = 1.0
     weight: float = 1.0
+    scaled: bool = False  # by a GradScaler, which looks for infinities in `.grad` before each call of `step`
 
     @property
     def factor(self) -> float:
