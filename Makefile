@@ -43,8 +43,9 @@ test-faults: venv ## every case of every fault, on 3 hosts too: deaths, resets, 
 test-planted: venv ## plant small bugs in a copy, and see that a test notices each
 	$(BIN)/python tests/planted/planting.py
 
-soak: venv        ## long runs: the full digits, 100,000 steps, 20,000 random programs (not part of `make test`)
-	$(BIN)/python -m pytest -s tests/soak/long_runs.py tests/soak/remote_runs.py tests/soak/random_programs.py
+soak: venv        ## long runs: the full digits, 100,000 steps, 20,000 random programs, a million schedules (not part of `make test`)
+	$(BIN)/python -m pytest -s tests/soak/long_runs.py tests/soak/remote_runs.py tests/soak/random_programs.py \
+		tests/soak/schedules.py
 
 bench: venv       ## the benchmarks with the peers beside them (about an hour; makes .venv-peers/)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[bench]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -84,27 +86,41 @@ class Hosts:
 
     def break_connections(self, one: int, other: int) -> None:
         """Reset TCP connections between two hosts on which anything is sent, for a moment; one at least."""
-        pairs = ((one, other), (other, one))
-        for here, there in pairs:
-            address = ("ip", "daddr", self.address(there))
-            self._nft(here, "add", "table", "inet", "breaks")
-            hook = "{ type filter hook output priority 0; }"
-            self._nft(here, "add", "chain", "inet", "breaks", "out", hook)
-            reject = ("counter", "reject", "with", "tcp", "reset")
-            self._nft(
-                here, "add", "rule", "inet", "breaks", "out", *address, "meta", "l4proto", "tcp", *reject
-            )
-        deadline = time.monotonic() + 20
-        time.sleep(_RESET_FOR)
-        while not sum(self._resets(host) for host in (one, other)):
-            assert time.monotonic() < deadline, f"nothing goes between host {one} and host {other}"
+        with self.resetting(one, other):
+            deadline = time.monotonic() + 20
             time.sleep(_RESET_FOR)
-        for here, _ in pairs:
-            self._nft(here, "delete", "table", "inet", "breaks")
+            while not self._resets(one, other) + self._resets(other, one):
+                assert time.monotonic() < deadline, f"nothing goes between host {one} and host {other}"
+                time.sleep(_RESET_FOR)
 
-    def _resets(self, host: int) -> int:
+    def resetting(self, one: int, other: int) -> contextlib.AbstractContextManager[None]:
+        """As long as this lasts, whatever is sent between two hosts is answered with a reset."""
+        return self._rejecting(((one, other), (other, one)), "reject", "with", "tcp", "reset")
+
+    def losing_packets(
+        self, one: int, other: int, both_ways: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        """As long as this lasts, no packet of one host comes to another, nor back if it is `both_ways`."""
+        pairs = ((one, other), (other, one))
+        return self._rejecting(pairs if both_ways else pairs[:1], "drop")
+
+    @contextlib.contextmanager
+    def _rejecting(self, pairs: Sequence[tuple[int, int]], *verdict: str) -> Iterator[None]:
+        for here, there in pairs:
+            table = ("inet", f"to-{there}")
+            self._nft(here, "add", "table", *table)
+            self._nft(here, "add", "chain", *table, "out", "{ type filter hook output priority 0; }")
+            which = ("ip", "daddr", self.address(there), "meta", "l4proto", "tcp")
+            self._nft(here, "add", "rule", *table, "out", *which, "counter", *verdict)
+        try:
+            yield
+        finally:
+            for here, there in pairs:
+                self._nft(here, "delete", "table", "inet", f"to-{there}")
+
+    def _resets(self, here: int, there: int) -> int:
         """How many packets were answered with a reset."""
-        told = json.loads(self._nft(host, "--json", "list", "table", "inet", "breaks"))
+        told = json.loads(self._nft(here, "--json", "list", "table", "inet", f"to-{there}"))
         parts = [part for entry in told["nftables"] for part in entry.get("rule", {}).get("expr", ())]
         return sum(int(part["counter"]["packets"]) for part in parts if "counter" in part)
 

@@ -227,12 +227,17 @@ def demo(steps: int, mode: str, data: Path | None, fork_server: bool) -> int:
 
 @cli.command()
 @click.argument("address", metavar="HOST:PORT")
-def status(address: str) -> None:
+@click.option(
+    "--stacks",
+    is_flag=True,
+    help="Also what was decided last, and the Python stacks of those waited for (or of all workers).",
+)
+def status(address: str, stacks: bool) -> None:
     """Who is in a job, who is waited for, and since when. Ask the first server of the job."""
     where = Address.parse(address, "HOST:PORT")
     from argosy.store.inquiry import query
 
-    click.echo(query(str(where)))
+    click.echo(query(str(where), stacks))
 
 
 @cli.command()

@@ -19,8 +19,10 @@ from argosy.replica import task_exit
 from argosy.replica.worker import Worker
 from argosy.script import calling_line
 from argosy.server.serving_task import serve
+from argosy.stacks import report_on_signal
 from argosy.store.caller_handshake import connect
 from argosy.store.client import StoreClient
+from argosy.store.inquiry import query
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +71,13 @@ def join(
 
 def _serve(identity: Identity) -> None:
     try:
-        serve(identity, wait=identity.wait, use_lane=identity.use_lane, remote=False).join()
+        serve(
+            identity,
+            wait=identity.wait,
+            lease=identity.lease.seconds,
+            use_lane=identity.use_lane,
+            remote=False,
+        ).join()
     except Exception as error:
         task_exit.write_record(identity.task, error)
         raise
@@ -86,13 +94,21 @@ def _enter(identity: Identity) -> Replica:
 
         member = enter_ring(identity)
         task_exit.install(identity.task, member.leave, member.fail)
+        report_on_signal(list)
         return Replica(identity, None, member)
     me, cluster = identity.task, identity.cluster
     client = StoreClient(
-        cluster, me, lambda server: connect(cluster, me, server), identity.wait, identity.use_lane
+        cluster,
+        me,
+        lambda server: connect(cluster, me, server, identity.lease),
+        identity.wait,
+        identity.use_lane,
+        identity.lease,
     )
     task_exit.install(me, client.leave, client.fail)
+    report_on_signal(lambda: query(str(cluster.address(Task("ps", 0)))).splitlines())
     client.hello()
+    client.offer_stacks(lambda: connect(cluster, me, Task("ps", 0), identity.lease))
     return Replica(identity, client)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from argosy.cluster.discover import Identity
+from argosy.cluster.lease import DEFAULT_LEASE, Lease
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.entry import Replica
 from argosy.modes import Async, Mode
@@ -66,9 +67,10 @@ class LocalCluster:
         lane: Lane = "queue",
         order: Order | None = None,
         wait: float = 20.0,
+        lease: float = DEFAULT_LEASE,
     ) -> None:
         torch.set_num_threads(1)
-        self._listeners = [_listen(lane) for _ in range(servers)]
+        self._listeners = [_listen(lane, Lease(lease)) for _ in range(servers)]
         self.spec = ClusterSpec(
             {
                 "ps": [
@@ -81,6 +83,7 @@ class LocalCluster:
         self.outcome = Outcome()
         self._mode = Async() if mode is None else mode
         self._wait = wait
+        self._lease = Lease(lease)
         self._turns = _Turns(order, wait)
         self._channels: dict[int, list[_ScriptedChannel]] = defaultdict(list)
         self._threads: list[threading.Thread] = []
@@ -139,18 +142,21 @@ class LocalCluster:
         def connect(to: Task) -> Channel:
             return self._open(to, f"/job:ps/task:{index}")
 
-        ParameterServer(self.spec, index, self._listeners[index], connect, self._wait).run()
+        listener = self._listeners[index]
+        ParameterServer(self.spec, index, listener, connect, self._wait, lease=self._lease).run()
 
     def _open(self, to: Task, name: str) -> Channel:
         listener = self._listeners[to.index]
         if isinstance(listener, UnixListener):
             return UnixChannel(listener.name)
         if isinstance(listener, _Port):
-            return ZmqChannel(self.spec.address(to), name.encode())
+            return ZmqChannel(self.spec.address(to), name.encode(), lease=self._lease)
         return listener.connect(name.encode())
 
     def _work(self, task: Task, program: Callable[[Replica], Any], mode: Mode) -> None:
-        client = StoreClient(self.spec, task, lambda server: self._connect(task, server), self._wait)
+        client = StoreClient(
+            self.spec, task, lambda server: self._connect(task, server), self._wait, lease=self._lease
+        )
         replica = Replica(Identity(self.spec, task, mode, wait=self._wait), client)
         try:
             client.hello()
@@ -170,14 +176,14 @@ class LocalCluster:
 class _Port(ZmqListener):
     """A listener on a port of this machine that the system has chosen."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease: Lease) -> None:
         bound = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{bound.getsockname()[1]}"
-        super().__init__(Address.parse(self.address, "address"), listen_fd=bound.detach())
+        super().__init__(Address.parse(self.address, "address"), listen_fd=bound.detach(), lease=lease)
 
 
-def _listen(lane: Lane) -> LocalListener | UnixListener | _Port:
-    return UnixListener() if lane == "memory" else _Port() if lane == "network" else LocalListener()
+def _listen(lane: Lane, lease: Lease) -> LocalListener | UnixListener | _Port:
+    return UnixListener() if lane == "memory" else _Port(lease) if lane == "network" else LocalListener()
 
 
 class _Turns:
@@ -238,6 +244,10 @@ class _ScriptedChannel:
     @property
     def renewals(self) -> int:
         return self._inner.renewals
+
+    @property
+    def hung_up(self) -> bool:
+        return self._cut_at is not None or self._inner.hung_up
 
     def lost_for(self) -> float:
         return self._inner.lost_for() if self._cut_at is None else time.monotonic() - self._cut_at

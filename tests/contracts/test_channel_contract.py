@@ -236,7 +236,7 @@ def test_a_departure_is_told_after_what_was_sent_before(transport: Transport, co
     assert [each.message.header for each in got[:-1] if isinstance(each, Delivery)] == [
         WaitingRequest(number) for number in range(20)
     ]
-    assert got[-1] == Departure(peer)
+    assert got[-1] == Departure(peer, transport.ends_for_good)
     transport.listener.send(other, PushAnswer(1, "applied", 1))
     assert answer(staying).header == PushAnswer(1, "applied", 1)
 
@@ -245,7 +245,7 @@ def test_an_answer_to_one_who_has_gone_is_passed_over(transport: Transport, conn
     staying, leaving = connect(), transport.connect()
     peer, other = introduced(transport, leaving), introduced(transport, staying)
     leaving.close()
-    assert arrival(transport) == Departure(peer)
+    assert arrival(transport) == Departure(peer, transport.ends_for_good)
     transport.listener.send(peer, PushAnswer(1, "applied", 1), [torch.ones(100_000)])
     transport.listener.send(b"never heard of", PushAnswer(1, "applied", 1))
     transport.listener.send(other, PushAnswer(2, "applied", 2))
@@ -257,7 +257,7 @@ def test_a_new_channel_may_follow_one_that_has_gone(transport: Transport, connec
         leaving = transport.connect()
         peer = introduced(transport, leaving)
         leaving.close()
-        assert arrival(transport) == Departure(peer)
+        assert arrival(transport) == Departure(peer, transport.ends_for_good)
     channel = connect()
     peer = introduced(transport, channel)
     transport.listener.send(peer, PushAnswer(1, "applied", 1))

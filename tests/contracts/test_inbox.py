@@ -101,7 +101,7 @@ def test_all_of_what_waits_on_one_lane_comes_while_the_other_is_busy(both: Both)
 def test_the_end_of_one_is_not_the_end_of_the_other(both: Both) -> None:
     far, near = introduced(both, both.far), introduced(both, both.near)
     both.near.close()
-    assert both.arrival() == Departure(near)
+    assert both.arrival() == Departure(near, final=True)
     answered(both, both.far, 1, 1.0)
     assert not both.inbox.copies(near)
     both.near = UnixChannel(both.inbox.lane)

@@ -40,6 +40,7 @@ class Transport(ABC):
     """A listener, ways to connect to it, and a way to send what is no message."""
 
     closed = False
+    ends_for_good = True  # a connection that has ended is not made anew
 
     @property
     @abstractmethod
@@ -84,6 +85,8 @@ class Local(Transport):
 
 class Zmq(Transport):
     """Over TCP."""
+
+    ends_for_good = False
 
     def __init__(self) -> None:
         sock, self.address = bound_socket()

@@ -16,7 +16,7 @@ from jobs import Jobs, jobs
 
 from argosy.modes import Async
 from argosy.protocol.asking import WaitingRequest
-from argosy.protocol.header import Header, Numbered, SentCount
+from argosy.protocol.header import Header, LogEntry, LogState
 from argosy.protocol.joining import Fail, Hello, JobOver, Leave, OptimizerSpec, Register
 from argosy.protocol.layout import Layout
 from argosy.protocol.training import NormReport, Orders, PushRequest, Scale
@@ -61,10 +61,10 @@ def messages() -> list[list[bytes]]:
         Leave(),
         Fail("I say so"),
         JobOver("/job:ps/task:0", "over"),
-        Numbered(1, Orders(())),
-        Numbered(1, Scale(1, 0.0)),
-        Numbered(1, NormReport(1, 1e30)),
-        SentCount(17),
+        LogEntry(1, 1, Orders(())),
+        LogEntry(1, 1, Scale(1, 0.0)),
+        LogEntry(1, 1, NormReport(1, 1e30)),
+        LogState(1, 17, 3),
         WaitingRequest(1),
     ]
     return [

@@ -24,6 +24,8 @@ COPIED = ("src", "tests", "examples", "scripts", "benchmarks", "docs")
 FILES = ("pyproject.toml", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt")
 # A bug may well make a test hang: that is noticed as well.
 PATIENCE = 300.0
+# All files of tests one after the other, without a bug.
+_PATIENCE_WITH_ALL = 3600.0
 
 
 def copy_tree(target: Path) -> None:
@@ -47,7 +49,7 @@ def plant(bug: Bug, root: Path) -> str:
     return before
 
 
-def passes(root: Path, tests: Sequence[str]) -> tuple[bool, str]:
+def passes(root: Path, tests: Sequence[str], patience: float = PATIENCE) -> tuple[bool, str]:
     """Whether these tests pass in a copy, in one process; and which one failed first."""
     # Compiled files are told apart by size and second: none may stay from before a bug was planted.
     environ = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -64,7 +66,7 @@ def passes(root: Path, tests: Sequence[str]) -> tuple[bool, str]:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -94,7 +96,7 @@ def main(words: Sequence[str]) -> int:
         root.mkdir()
         copy_tree(root)
         tests = sorted({test for bug in bugs for test in bug.tests})
-        fine, first = passes(root, tests)
+        fine, first = passes(root, tests, _PATIENCE_WITH_ALL)
         if not fine:
             print(f"without any bug a test fails: {first}")
             return 1

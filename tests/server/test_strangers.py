@@ -13,7 +13,7 @@ from torch import nn
 from argosy.entry import Replica
 from argosy.errors import WireError
 from argosy.modes import Sync
-from argosy.protocol.header import SentCount
+from argosy.protocol.header import LogState
 from argosy.protocol.joining import Hello, Known, Refused
 from argosy.store.client import StoreClient
 from argosy.testing import LocalCluster
@@ -28,7 +28,7 @@ class StagedCluster(LocalCluster):
 
     def __init__(self) -> None:
         self.may_serve = [threading.Event() for _ in range(3)]
-        super().__init__(mode=Sync(), servers=3, workers=1, wait=30.0)
+        super().__init__(mode=Sync(), servers=3, workers=1, wait=30.0, lease=GRACE)
 
     def _serve(self, index: int) -> None:
         self.may_serve[index].wait(30.0)
@@ -65,11 +65,6 @@ def train(replica: Replica) -> float:
     return float(steps)
 
 
-@pytest.fixture(autouse=True)
-def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.server.connected_tasks.RETURN_GRACE", GRACE)
-
-
 def refused(channel: Channel) -> Refused:
     message = channel.receive(10.0)
     assert message is not None
@@ -104,7 +99,7 @@ def test_a_server_that_is_not_up_yet(server: int, claims: str, stays: bool) -> N
     first = channel.receive(10.0)
     assert first is not None
     assert isinstance(first.header, Known)
-    channel.send(SentCount(10**6))  # what only a server may say
+    channel.send(LogState(1, 10**6, 0))  # what only a server may say
     assert refused(channel).expected == "hello first"
     if not stays:
         channel.close()
@@ -147,7 +142,7 @@ def test_only_the_chief_opens_a_directory(tmp_path: Path) -> None:
         if replica.index == 1:
             client = replica._client
             assert isinstance(client, StoreClient)
-            with pytest.raises(WireError, match="only the chief opens a directory"):
+            with pytest.raises(WireError, match="only the chief sends OpenDirectory"):
                 client.open(str(directory), 3)
 
     cluster.run(program)

@@ -16,8 +16,7 @@ from argosy.testing import LocalCluster
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=str)
-def test_a_lost_worker_comes_back(mode: Mode, servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.server.connected_tasks.RETURN_GRACE", 0.1)
+def test_a_lost_worker_comes_back(mode: Mode, servers: int) -> None:
     cluster = LocalCluster(servers, 2, mode)
     back = threading.Event()
 

@@ -268,8 +268,7 @@ def test_skip_holds_nobody_up() -> None:
     assert other == [("applied", 1, 1.5), ("applied", 2, 3.5), ("applied", 3, 5.0), ("skipped", 3, 5.0)]
 
 
-def test_a_killed_worker_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argosy.server.connected_tasks.RETURN_GRACE", 0.1)
+def test_a_killed_worker_is_left_behind() -> None:
     cluster = LocalCluster(2, 3, Sync())
 
     def program(replica: Replica) -> tuple[int, float]:

@@ -2,17 +2,17 @@
 
 Messages between two parties keep their order; those of different links overtake each other as the seed has
 it. Workers die between any two sends and come back, connections lose what is on its way, pushes arrive
-twice. What servers tell each other is numbered, and ends the job if some of it is lost. The scheduler is the
-only source of chance, so a seed that fails once fails always.
+twice. What servers tell each other goes through the real log: of that, too, anything may be lost, doubled or
+late. The scheduler is the only source of chance, so a seed that fails once fails always.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from argosy.modes import Mode
 from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget, Push
@@ -20,8 +20,8 @@ from argosy.protocol.saving import ShardFile
 from argosy.update.admission import admission_for
 from argosy.update.checkpoints import Checkpoints, Contents
 from argosy.update.coordination import Arrived, Coordination, CutWritten, Event, Finished, Held, Lost
+from argosy.update.log import Log, LogReader
 from argosy.update.membership import Presence, Roster
-from argosy.update.numbering import Incoming, Outgoing
 
 Key: TypeAlias = tuple[int, int]  # a worker, a sequence number
 Kind: TypeAlias = Literal["gradient", "skip", "pull"]
@@ -41,7 +41,11 @@ class Scenario:
     loss: float = 0.0  # of what is on its way from a worker to a server; it is sent again
     duplication: float = 0.0
     full_disk: float = 0.0  # a server cannot write its file of a checkpoint
-    severance: float = 0.0  # of a link between servers: what is on its way is lost for good
+    severance: float = 0.0  # of a link between servers: what is on its way is lost
+    doubling: float = 0.0  # of what is on its way between servers: it comes twice, once out of order
+    expiry: float = (
+        0.0  # of a living worker's lease: the coordinator goes on without it, and it does not know
+    )
     skips: float = 0.0
     pulls: float = 0.0
 
@@ -84,7 +88,7 @@ class Network:
     """Links, each in order; which one delivers next is the scheduler's choice."""
 
     def __init__(self) -> None:
-        self._links: dict[tuple[str, ...], deque[Delivery]] = {}
+        self._links: dict[tuple[str, ...], deque[Delivery]] = {}  # only those with something on its way
 
     def send(self, link: tuple[str, ...], delivery: Delivery) -> None:
         """Put something on its way."""
@@ -92,15 +96,28 @@ class Network:
 
     def busy(self) -> list[tuple[str, ...]]:
         """The links that have something on its way."""
-        return [link for link, queue in self._links.items() if queue]
+        return list(self._links)
 
     def deliver(self, link: tuple[str, ...]) -> None:
         """Let the first message of a link arrive."""
-        self._links[link].popleft()()
+        queue = self._links[link]
+        delivery = queue.popleft()
+        if not queue:
+            del self._links[link]
+        delivery()
 
     def lose(self, link: tuple[str, ...]) -> None:
         """Nothing of what is on its way arrives."""
-        self._links[link].clear()
+        self._links.pop(link, None)
+
+    def double(self, link: tuple[str, ...], chance: random.Random) -> None:
+        """Something that is on its way comes once more, earlier or later than its neighbours."""
+        queue = self._links[link]
+        queue.insert(chance.randint(0, len(queue)), chance.choice(queue))
+
+
+def _link(writer: int, follower: int) -> tuple[str, ...]:
+    return ("servers", str(writer), str(follower))
 
 
 # --- who takes part ---------------------------------------------------------------------------------------
@@ -163,10 +180,13 @@ class Life:
     push: Push | None = None
     state: OwnState | None = None  # for the latest checkpoint that it has heard of
     gives: bool = False  # it has yet to be sent
+    fenced: bool = False  # it counts as gone, and hears so when it speaks to the coordinator
 
 
 class Job:
     """Everybody, and the books that the invariants are read from."""
+
+    MOST_TURNS = 100_000
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
@@ -185,27 +205,55 @@ class Job:
         self.answers: dict[Key, Answer] = {}
         self.told: dict[Key, Answer] = {}  # answers that a worker has heard from every server
         self.faults = True
-        self.links: dict[tuple[str, ...], tuple[Outgoing, Incoming]] = {}  # between servers
-        self.failed = False
+        others = range(1, scenario.servers)
+        self.logs = [Log[None](others), *(Log[None]([0]) for _ in others)]  # each server's own
+        self.entries: dict[tuple[int, int], Callable[[int], None]] = {}  # by writer and index
+        self.readers = {(0, other): LogReader() for other in others}  # (writer, follower)
+        self.readers |= {(other, 0): LogReader() for other in others}
 
     # --- between servers --------------------------------------------------------------------------------
-    def tell(self, link: tuple[str, ...], delivery: Delivery) -> None:
-        """One server tells another."""
-        outgoing, incoming = self.links.setdefault(link, (Outgoing(), Incoming()))
-        number = outgoing.next()
+    def tell(self, writer: int, entry: Callable[[int], None]) -> None:
+        """A server tells all who follow it: what each of them does then."""
+        log = self.logs[writer]
+        index = log.append(None)
+        for source, follower in self.readers:
+            if source == writer:
+                self.entries[writer, index] = entry
+                self.send_entry(writer, follower, index)
 
-        def arrive() -> None:
-            if incoming.take(number):
-                delivery()
-            self.failed = self.failed or incoming.missed is not None
+    def send_entry(self, writer: int, follower: int, index: int) -> None:
+        self.network.send(_link(writer, follower), lambda: self.take(writer, follower, index))
 
-        self.network.send(link, arrive)
+    def take(self, writer: int, follower: int, index: int) -> None:
+        """An entry is at a follower, which may find that it misses some."""
+        log, reader = self.logs[writer], self.readers[writer, follower]
+        if reader.take(log.epoch, index):
+            self.entries[writer, index](follower)
+        elif reader.misses(log.epoch, index):
+            self.say_state(follower, writer, again=True)
 
-    def tell_counts(self) -> None:
-        """Every server says how much it has told, after all else has arrived."""
-        for outgoing, incoming in self.links.values():
-            incoming.expect(outgoing.sent)
-            self.failed = self.failed or incoming.missed is not None
+    def say_state(self, speaker: int, listener: int, again: bool = False) -> None:
+        """How far a server is: as writer, and as follower of the one that it speaks to."""
+        last, taken = self.logs[speaker].last, self.readers[listener, speaker].taken
+        self.network.send(
+            _link(speaker, listener), lambda: self.hear_state(speaker, listener, last, taken, again)
+        )
+
+    def hear_state(self, speaker: int, listener: int, last: int, taken: int, again: bool) -> None:
+        log = self.logs[listener]
+        log.acknowledge(speaker, taken)
+        if again:
+            for index, _ in log.after(taken):
+                self.send_entry(listener, speaker, index)
+        if self.readers[speaker, listener].lags(self.logs[speaker].epoch, last):
+            self.say_state(listener, speaker, again=True)
+
+    def behind(self) -> bool:
+        """Whether somebody has not taken all that it was told, or it is not known that it has."""
+        return any(
+            reader.taken < self.logs[writer].last or not self.logs[writer].is_known_to(follower)
+            for (writer, follower), reader in self.readers.items()
+        )
 
     # --- the coordinator --------------------------------------------------------------------------------
     def decide(self, event: Event) -> None:
@@ -220,18 +268,18 @@ class Job:
                 self.answers[key] = answer
         if any(isinstance(decision, Cut) for decision in decisions):
             self.owners = {worker: self.counts[worker] for worker in self.roster.present()}
-        for server in self.servers[1:]:
-            self.tell(("orders", str(server.index)), self.ordered(server, decisions))
+        self.tell(0, lambda follower: self.obey(self.servers[follower], decisions))
         self.obey(self.servers[0], decisions)
         self.publish()
-
-    def ordered(self, server: Server, decisions: Sequence[Decision]) -> Delivery:
-        return lambda: self.obey(server, decisions)
 
     def obey(self, server: Server, decisions: Sequence[Decision]) -> None:
         """A server carries out decisions, and answers."""
         for decision in decisions:
             reply = server.carry_out(decision)
+            if isinstance(decision, Apply):
+                first = self.servers[0].applied
+                assert len(server.applied) <= len(first), "E2: a server is ahead of the coordinator"
+                assert first[len(server.applied) - 1] == decision, "E1: servers apply different sets"
             if isinstance(decision, Cut):
                 self.write(server, decision.step)
             if reply is not None and (life := self.lives[reply.answer.worker]) is not None:
@@ -250,7 +298,7 @@ class Job:
         if server.index == 0:
             self.network.send(("saved",), report)
         else:
-            self.tell(("reports", str(server.index)), report)
+            self.tell(server.index, lambda _: report())
 
     def publish(self) -> None:
         """The coordinator publishes a checkpoint once all of it is there; that takes a while."""
@@ -270,6 +318,9 @@ class Job:
     def arrive(self, life: Life, server: int, what: Greeting | Farewell | Broken | OwnState | Push) -> None:
         """A message of a worker's is at a server."""
         current = self.lives[life.worker] is life
+        if life.fenced and server == 0:
+            life.over = True
+            return
         match what:
             case Greeting() if current:  # one that a newer life overtook is refused
                 self.decide(Arrived(life.worker))
@@ -288,7 +339,7 @@ class Job:
                 if server == 0:
                     self.decide(Held(0, worker, seq, what))
                 else:
-                    self.tell(("reports", str(server)), lambda: self.decide(Held(server, worker, seq)))
+                    self.tell(server, lambda _: self.decide(Held(server, worker, seq)))
 
     # --- the workers ------------------------------------------------------------------------------------
     def send(self, life: Life, server: int, what: Greeting | Farewell | Broken | OwnState | Push) -> None:
@@ -369,8 +420,7 @@ class Job:
 
     def lose(self, life: Life, server: int) -> None:
         link = ("request", str(server), str(life.worker), str(life.number))
-        if link in self.network.busy():
-            self.network.lose(link)
+        self.network.lose(link)
 
     def interrupt(self, life: Life) -> None:
         """A connection breaks and is made anew; the worker finds out what the server lacks, and resends."""
@@ -383,6 +433,16 @@ class Job:
                 self.send(life, 0, life.state)
             self.send(life, server, life.push)
 
+    def expire(self, life: Life) -> None:
+        """A worker was out of the coordinator's reach for too long; other servers may still hear it."""
+        if life.welcomed and not life.fenced and self.roster.is_here(life.worker):
+            life.fenced = True
+            self.decide(Lost(life.worker))
+
+    def learn_of_its_end(self, life: Life) -> None:
+        """It has asked the coordinator for whom it waits."""
+        life.over = True
+
     def duplicate(self, life: Life) -> None:
         """A push arrives twice."""
         if life.push is not None:
@@ -390,18 +450,23 @@ class Job:
             if server not in life.sending:
                 self.send(life, server, life.push)
 
-    def sever(self) -> bool:
-        """Perhaps a connection between servers breaks; it is made anew, without what was on its way."""
-        busy = [link for link in self.network.busy() if link in self.links]
-        if not busy or self.random.random() >= self.scenario.severance:
+    def disturb(self) -> bool:
+        """Perhaps a link between servers loses what is on its way, or brings something twice."""
+        busy = [link for link in self.network.busy() if link[0] == "servers"]
+        chance = self.random.random()
+        if not busy or chance >= self.scenario.severance + self.scenario.doubling:
             return False
-        self.network.lose(self.random.choice(busy))
+        link = self.random.choice(busy)
+        if chance < self.scenario.severance:
+            self.network.lose(link)
+        else:
+            self.network.double(link, self.random)
         return True
 
     def fault(self) -> bool:
         """Perhaps something goes wrong."""
         scenario, living = self.scenario, self.living()
-        if scenario.severance and self.sever():
+        if (scenario.severance or scenario.doubling) and self.disturb():
             return True
         if not living:
             return False
@@ -410,6 +475,7 @@ class Job:
             (scenario.death, self.die),
             (scenario.loss, self.interrupt),
             (scenario.duplication, self.duplicate),
+            (scenario.expiry, self.expire),
         ):
             if chance < rate:
                 happen(life)
@@ -418,23 +484,31 @@ class Job:
         return False
 
     # --- the scheduler ----------------------------------------------------------------------------------
-    def possible(self) -> Iterator[Callable[[], None]]:
-        """Everything that may happen next."""
-        for link in self.network.busy():
-            yield lambda link=link: self.network.deliver(link)  # type: ignore[misc]
+    def possible(self) -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
+        """Everything that may happen next. Servers say how far they are until they know of each other."""
+        links = self.network.busy()
+        found: list[tuple[Callable[..., None], tuple[Any, ...]]]
+        found = [(self.network.deliver, (link,)) for link in links]
+        if not links or self.random.random() < 0.1:
+            found += [(self.say_state, pair) for pair in self.readers if self.behind()]
         for worker, life in enumerate(self.lives):
             if life is None:
-                yield lambda worker=worker: self.begin(worker)  # type: ignore[misc]
+                found.append((self.begin, (worker,)))
             elif self.may_act(life):
-                yield lambda life=life: self.act(life)  # type: ignore[misc]
+                found.append((self.act, (life,)))
+            elif life.fenced and not life.over:
+                found.append((self.learn_of_its_end, (life,)))
             elif life.over and self.faults and self.counts[worker] < self.scenario.lives:
-                yield lambda worker=worker: self.begin(worker)  # type: ignore[misc]
+                found.append((self.begin, (worker,)))
+        return found
 
     def play(self, turns: int) -> None:
         """So many turns with faults, then on without any until nothing is left to happen."""
-        while not self.failed and (choices := list(self.possible())):
-            turns -= 1
-            self.faults = turns > 0
+        played = 0
+        while choices := self.possible():
+            played += 1
+            assert played < self.MOST_TURNS, "E7: it never ends"
+            self.faults = played < turns
             if not (self.faults and self.fault()):
-                self.random.choice(choices)()
-        self.tell_counts()
+                happens, to = self.random.choice(choices)
+                happens(*to)

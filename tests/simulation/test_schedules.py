@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from invariants import run
 from simulator import Job, Scenario
 
 from argosy.modes import Async, Mode, Sync
 from argosy.update.checkpoints import Checkpoints
-from argosy.update.numbering import Incoming
+from argosy.update.log import Log, LogReader
 
 MODES: dict[str, Mode] = {
     "async": Async(),
@@ -25,7 +27,7 @@ MODES: dict[str, Mode] = {
     "any 5 fold": Sync(aggregate=5, distinct=False, late="fold"),
     "any n": Sync(distinct=False),
 }
-SCHEDULES = 25
+SCHEDULES = 130  # of each scenario in each mode: 20,280 in all
 
 
 def scenarios(mode: Mode) -> dict[str, Scenario]:
@@ -35,11 +37,27 @@ def scenarios(mode: Mode) -> dict[str, Scenario]:
         "calm to the last step": Scenario(mode, last_step=4),
         "skips and pulls": Scenario(mode, skips=0.3, pulls=0.1, last_step=5),
         "broken lines": Scenario(mode, servers=3, loss=0.05, duplication=0.05),
+        "leases that run out": Scenario(mode, servers=3, expiry=0.03, loss=0.02),
         "deaths": Scenario(mode, servers=3, death=0.03),
         "storm": Scenario(
             mode, death=0.03, loss=0.03, duplication=0.03, skips=0.2, pulls=0.1, last_step=7, lives=4
         ),
-        "broken links between servers": Scenario(mode, servers=3, severance=0.02, loss=0.02, last_step=7),
+        "broken links between servers": Scenario(mode, servers=3, severance=0.05, loss=0.02, last_step=7),
+        "doubled on links between servers": Scenario(mode, servers=3, doubling=0.1, death=0.02),
+        "everything at once": Scenario(
+            mode,
+            servers=3,
+            severance=0.03,
+            doubling=0.03,
+            death=0.02,
+            loss=0.03,
+            duplication=0.03,
+            full_disk=0.05,
+            expiry=0.02,
+            skips=0.1,
+            pulls=0.1,
+            lives=4,
+        ),
         "full disks": Scenario(mode, full_disk=0.2, death=0.02, loss=0.03, last_step=9),
         "two workers, one server": Scenario(mode, workers=2, servers=1, death=0.03, skips=0.1),
     }
@@ -96,24 +114,71 @@ def test_a_fault_in_the_core_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found
 
 
-def test_what_servers_miss_ends_the_job_and_nothing_else_does() -> None:
-    """Whether or not anything comes after what was lost; a calm job never ends so."""
-    severed = played(Async(), servers=3, severance=0.02, last_step=7)
-    assert any(job.failed for job in severed)
-    assert not all(job.failed for job in severed)
-    assert not any(job.failed for job in played(Async(), servers=3, loss=0.05, death=0.03))
+def plant_no_continuity(patch: pytest.MonkeyPatch) -> None:
+    def careless(reader: LogReader, epoch: int, index: int) -> bool:
+        reader.taken = max(reader.taken, index)
+        return True
+
+    patch.setattr(LogReader, "take", careless)
 
 
-@pytest.mark.parametrize("blind", ["take", "expect"])
-def test_a_link_that_does_not_count_is_found(monkeypatch: pytest.MonkeyPatch, blind: str) -> None:
-    """Without the numbers, or without the word of how many there were, some schedule ends wrong."""
-    if blind == "take":
-        monkeypatch.setattr(Incoming, "take", lambda incoming, number: True)
-    monkeypatch.setattr(Incoming, "expect", lambda incoming, sent: None)
+def plant_no_deduplication(patch: pytest.MonkeyPatch) -> None:
+    def careless(reader: LogReader, epoch: int, index: int) -> bool:
+        if index > reader.taken + 1:
+            return False
+        reader.taken = max(reader.taken, index)
+        return True
+
+    patch.setattr(LogReader, "take", careless)
+
+
+def plant_no_asking(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogReader, "lags", lambda reader, epoch, last: False)
+    patch.setattr(LogReader, "misses", lambda reader, epoch, index: False)
+
+
+def plant_early_forgetting(patch: pytest.MonkeyPatch) -> None:
+    """Entries are let go when the first follower has them, and not the last."""
+    acknowledge = Log.acknowledge
+
+    def careless(log: Log[None], follower: int, index: int) -> None:
+        for each in list(log._acknowledged):
+            acknowledge(log, each, index)
+
+    patch.setattr(Log, "acknowledge", careless)
+
+
+def plant_acknowledging_unseen(patch: pytest.MonkeyPatch) -> None:
+    """A follower acknowledges what it was told of, and not what it has taken."""
+    said = Job.say_state
+
+    def careless(job: Job, speaker: int, listener: int, again: bool = False) -> None:
+        job.logs[listener].acknowledge(speaker, job.logs[listener].last)
+        said(job, speaker, listener, again)
+
+    patch.setattr(Job, "say_state", careless)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        plant_no_continuity,
+        plant_no_deduplication,
+        plant_no_asking,
+        plant_early_forgetting,
+        plant_acknowledging_unseen,
+    ],
+)
+def test_a_careless_log_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """Each of these bugs makes some schedule end wrong, or never."""
+    plant(monkeypatch)
+    monkeypatch.setattr(Job, "MOST_TURNS", 5_000)
     found = 0
     for seed in range(50):
         try:
-            run(Scenario(Async(), servers=3, severance=0.02, last_step=7), seed)
+            run(Scenario(Async(), servers=3, severance=0.03, doubling=0.03, last_step=7), seed)
         except (AssertionError, KeyError):
             found += 1
     assert found

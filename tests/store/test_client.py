@@ -30,6 +30,7 @@ class Doubling:
 
     in_place = False
     renewals = 0
+    hung_up = False
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner

@@ -7,6 +7,9 @@ import msgspec
 from argosy.modes import Async, Ring, Sync
 from argosy.protocol.asking import (
     JobStatus,
+    Stacks,
+    StacksOffer,
+    StacksRequest,
     StatusReport,
     StatusRequest,
     WaitingReport,
@@ -15,7 +18,7 @@ from argosy.protocol.asking import (
 )
 from argosy.protocol.decisions import Answer, Apply, Cut, Forget, Part
 from argosy.protocol.fields import Group
-from argosy.protocol.header import Header, Numbered, SentCount
+from argosy.protocol.header import Header, LogEntry, LogState
 from argosy.protocol.joining import (
     Admitted,
     Describe,
@@ -84,6 +87,10 @@ EXAMPLES: list[Header] = [
     Welcome(5 << 40),
     Refused("model", "model", "this", "that", "do so"),
     StatusRequest(),
+    StatusRequest(stacks=True),
+    StacksOffer("/job:worker/task:1", "life"),
+    StacksRequest(),
+    Stacks("main thread:\n"),
     StatusReport(("one", "zwölf")),
     StatusReport((), JobStatus(7, 1.5, "Sync()", 9, 1, (WORKER, WorkerStatus("b", "gone")), ("b",), 0.5)),
     Describe(LAYOUT.parameters, Sync(aggregate=2, late="fold")),
@@ -123,21 +130,22 @@ EXAMPLES: list[Header] = [
     Left(),
     JobOver("/job:worker/task:1", "because"),
     Known(b"proof"),
-    SentCount(17),
-    Numbered(1, Admitted(3, "life")),
-    Numbered(2, HeldNotice(3, 5)),
-    Numbered(
+    LogState(1, 17, 3),
+    LogEntry(1, 1, Admitted(3, "life")),
+    LogEntry(1, 2, HeldNotice(3, 5)),
+    LogEntry(
+        1,
         3,
         Orders((Apply(1, (Part(0, 1, 2.0), Part(1, 1))), Answer(0, 1, "applied", 1, 2, True), Forget(1, 2))),
     ),
-    Numbered(4, Orders((Cut(7), Answer(0, 1, "applied", 1, cut=True)))),
-    Numbered(5, ShardSaved(7, ShardFile("shard-0-of-1.safetensors", 12, "ab"))),
-    Numbered(6, ShardSaved(7, error="No space left on device")),
-    Numbered(7, StopRequest()),
-    Numbered(8, NormReport(3, 0.25)),
-    Numbered(9, Scale(3, 0.5)),
-    Numbered(10, Fail("reason")),
-    Numbered(11, JobOver("/job:ps/task:0", "reason")),
+    LogEntry(1, 4, Orders((Cut(7), Answer(0, 1, "applied", 1, cut=True)))),
+    LogEntry(1, 5, ShardSaved(7, ShardFile("shard-0-of-1.safetensors", 12, "ab"))),
+    LogEntry(1, 6, ShardSaved(7, error="No space left on device")),
+    LogEntry(1, 7, StopRequest()),
+    LogEntry(1, 8, NormReport(3, 0.25)),
+    LogEntry(1, 9, Scale(3, 0.5)),
+    LogEntry(1, 10, Fail("reason")),
+    LogEntry(1, 11, JobOver("/job:ps/task:0", "reason")),
     Attach("a1"),
     Attached("/job:ps/task:0", {"ps": ["localhost:1"]}, ("cpu:0", "gpu:0"), 42),
     Work([0, 3, 7, 1, 2, 0.5, -8, [1, 2]]),

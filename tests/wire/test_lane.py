@@ -118,7 +118,7 @@ def test_a_client_that_never_reads_its_answers_is_gone_and_holds_nobody_up() -> 
         for _ in range(1000):
             listener.send(peer, WaitingReport(("/job:worker/task:1",), 0.5))
         if (got := listener.receive(0.0)) is not None:
-            assert got == Departure(peer)
+            assert got == Departure(peer, final=True)
             departed = True
             break
     assert departed, "its answers pile up"
@@ -144,7 +144,7 @@ def test_a_descriptor_that_is_used_again_is_another_peers() -> None:
         assert peer not in seen
         seen.add(peer)
         channel.close()
-        assert listener.receive(PATIENCE) == Departure(peer)
+        assert listener.receive(PATIENCE) == Departure(peer, final=True)
         assert not listener.knows(peer)
         # Whoever has the descriptor now, it is none of our peers.
         taken = socket.socket()

@@ -14,7 +14,7 @@ from argosy.errors import ConfigError, WireError
 from argosy.protocol import frames as limits
 from argosy.protocol.decisions import Answer, Apply, Decision, Forget, Part, Status
 from argosy.protocol.frames import ITEMSIZE, FrameSpec
-from argosy.protocol.header import Header, Numbered
+from argosy.protocol.header import Header, LogEntry
 from argosy.protocol.joining import Leave
 from argosy.protocol.training import Orders, PushAnswer, PushRequest
 from argosy.wire.message import decode, encode
@@ -64,7 +64,7 @@ decisions = st.one_of(
 @settings(deadline=None, derandomize=True)
 @given(st.lists(decisions, max_size=5).map(tuple))
 def test_orders_come_back_as_they_were(orders: tuple[Decision, ...]) -> None:
-    assert decode(parts_of(Numbered(1, Orders(orders)))).header == Numbered(1, Orders(orders))
+    assert decode(parts_of(LogEntry(1, 1, Orders(orders)))).header == LogEntry(1, 1, Orders(orders))
 
 
 @settings(deadline=None, derandomize=True)

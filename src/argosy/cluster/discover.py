@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from argosy.cluster.lease import Lease
 from argosy.cluster.settings import (
     DEFAULT_WAIT,
     FLAGS,
@@ -33,6 +34,7 @@ _ALONE = ClusterSpec({"worker": ["localhost:1"]})
 _TORCHRUN = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 
 
+_LEASE = Lease()
 # Follows the checkpoints of a job, and has no address in its cluster.
 EVALUATOR = "evaluator"
 
@@ -47,6 +49,7 @@ class Identity:
     bind: Address | None = None
     insecure: bool = False
     wait: float = DEFAULT_WAIT
+    lease: Lease = _LEASE
     num_gpus: int | None = None
     use_lane: bool = True
     by_torchrun: bool = False
@@ -127,6 +130,7 @@ def discover(
         bind=Address.parse(settings["bind"], "bind") if "bind" in settings else None,
         insecure="insecure" in settings and read_bool("insecure", settings["insecure"]),
         wait=read_seconds("wait", settings["wait"]) if "wait" in settings else DEFAULT_WAIT,
+        lease=_read_lease(settings),
         num_gpus=read_int("num_gpus", settings["num_gpus"]) if "num_gpus" in settings else None,
         use_lane=_read_lane(settings.get("lane", "auto")),
         by_torchrun=by_torchrun,
@@ -195,6 +199,10 @@ def _read_lane(text: str) -> bool:
     if text not in LANES:
         raise ConfigError("lane", f"one of {', '.join(LANES)}", repr(text))
     return text == "auto"
+
+
+def _read_lease(settings: Mapping[str, str]) -> Lease:
+    return Lease(read_seconds("lease", settings["lease"])) if "lease" in settings else _LEASE
 
 
 def _split(hosts: str) -> list[str]:

@@ -28,6 +28,7 @@ FLAGS = (
     "bind",
     "insecure",
     "wait",
+    "lease",
     "lane",
 )
 # Flags that may stand alone: `--insecure` means `--insecure=true`.

@@ -22,7 +22,7 @@ from argosy.errors import ConfigError
 # Beside the error records of all tasks.
 STATUS_NAME = "status.json"
 # Settings that describe the user's machine and not a job: they may come from the surrounding environment.
-_OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lane"})
+_OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lease", "lane"})
 # Left over from another job, these would tell a task that it is somebody else.
 JOB_VARIABLES = frozenset(
     {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}

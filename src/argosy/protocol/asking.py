@@ -15,6 +15,7 @@ from argosy.protocol.fields import Count, HeaderBase
 # Numbers that a worker has logged, by name. A few, and short: they ride with a push.
 MOST_NUMBERS = 16
 LONGEST_NAME = 64
+LONGEST_STACKS = 50_000
 Numbers: TypeAlias = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)], float], msgspec.Meta(max_length=MOST_NUMBERS)
 ]
@@ -63,7 +64,9 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StatusRequest(HeaderBase, frozen=True, tag="status?"):
-    """How does the job stand? Needs no hello."""
+    """How does the job stand? Needs no hello. `stacks`: with the Python stacks of those waited for."""
+
+    stacks: bool = False
 
 
 class StatusReport(HeaderBase, frozen=True, tag="status"):
@@ -90,4 +93,23 @@ class WaitingReport(HeaderBase, frozen=True, tag="waiting"):
     holds: bool = True
 
 
-Asking: TypeAlias = StatusRequest | StatusReport | WaitingRequest | WaitingReport
+class StacksOffer(HeaderBase, frozen=True, tag="stacks!"):
+    """Over this connection the worker of that life says what it is doing, whatever its script computes."""
+
+    task: str
+    life: str
+
+
+class StacksRequest(HeaderBase, frozen=True, tag="stacks?"):
+    """What are you doing?"""
+
+
+class Stacks(HeaderBase, frozen=True, tag="stacks"):
+    """The Python stack of every thread of a task."""
+
+    text: Annotated[str, msgspec.Meta(max_length=LONGEST_STACKS)]
+
+
+Asking: TypeAlias = (
+    StatusRequest | StatusReport | WaitingRequest | WaitingReport | StacksOffer | StacksRequest | Stacks
+)

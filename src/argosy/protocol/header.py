@@ -17,17 +17,24 @@ from argosy.protocol.training import Training, TrainingOfServers
 BetweenServers: TypeAlias = Admitted | TrainingOfServers | ShardSaved | Fail | JobOver
 
 
-class Numbered(HeaderBase, frozen=True, tag="n"):
-    """What one server tells another: each link counts from 1."""
+class LogEntry(HeaderBase, frozen=True, tag="n"):
+    """What one server tells another, at its place in the sender's log; `epoch` is the life of that log."""
 
-    number: Count
-    header: BetweenServers
-
-
-class SentCount(HeaderBase, frozen=True, tag="told"):
-    """So many numbered messages have gone along this link, once a second: none of them may be missing."""
-
-    sent: Count
+    epoch: Count
+    index: Count
+    entry: BetweenServers
 
 
-Header: TypeAlias = Joining | Training | Saving | Asking | RemoteWork | Numbered | SentCount
+class LogState(HeaderBase, frozen=True, tag="log"):
+    """How far a server is, once a second and whenever something may have been lost: `last` is the latest
+    entry of its own log, and of the receiver's log it has taken every entry up to `taken`. `again`: send me
+    those after it.
+    """
+
+    epoch: Count
+    last: Count
+    taken: Count
+    again: bool = False
+
+
+Header: TypeAlias = Joining | Training | Saving | Asking | RemoteWork | LogEntry | LogState

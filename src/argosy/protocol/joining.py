@@ -1,6 +1,9 @@
 """Joining a job and leaving it: who comes, which model is trained, who goes.
 
 A *worker* talks to every server. Server 0, the *coordinator*, talks to the other servers, and they to it.
+
+A worker's request has a `number`, and its answer has the same: one that is sent again, because a connection
+broke before the answer came, is done once.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from argosy.protocol.fields import Count, Group, HeaderBase, Index, UpdateCounts
 from argosy.protocol.frames import Dtype
 from argosy.protocol.layout import Layout, ParameterSpec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Hello(HeaderBase, frozen=True, tag="hello"):
@@ -65,12 +68,14 @@ class Describe(HeaderBase, frozen=True, tag="describe"):
 
     parameters: tuple[ParameterSpec, ...]
     mode: Mode
+    number: Count = 0
 
 
 class Described(HeaderBase, frozen=True, tag="described"):
     """The layout. The chief gets an empty one if nothing is registered: it must register."""
 
     layout: Layout
+    number: Count = 0
 
 
 class OptimizerSpec(HeaderBase, frozen=True):
@@ -100,10 +105,13 @@ class Register(HeaderBase, frozen=True, tag="register"):
     restore: str = ""
     average: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     tied: dict[str, str] = msgspec.field(default_factory=dict)
+    number: Count = 0
 
 
 class Registered(HeaderBase, frozen=True, tag="registered"):
     """Done."""
+
+    number: Count = 0
 
 
 class SlotValues(HeaderBase, frozen=True, tag="given"):
@@ -113,14 +121,19 @@ class SlotValues(HeaderBase, frozen=True, tag="given"):
 
     name: str
     steps: tuple[UpdateCounts, ...]
+    number: Count = 0
 
 
 class GradientMemory(HeaderBase, frozen=True, tag="slots"):
     """My gradients will lie in this memory. Frames: the gradient of each block of this server."""
 
+    number: Count = 0
+
 
 class GradientMemorySeen(HeaderBase, frozen=True, tag="kept"):
     """I see it."""
+
+    number: Count = 0
 
 
 class Leave(HeaderBase, frozen=True, tag="leave"):
@@ -132,9 +145,10 @@ class Left(HeaderBase, frozen=True, tag="left"):
 
 
 class Fail(HeaderBase, frozen=True, tag="fail"):
-    """I failed: end the job."""
+    """I failed, or I have heard that `task` did: end the job."""
 
     reason: str
+    task: str = ""
 
 
 class JobOver(HeaderBase, frozen=True, tag="over"):

@@ -14,6 +14,7 @@ class OpenDirectory(HeaderBase, frozen=True, tag="open"):
 
     directory: str
     keep: Annotated[int, msgspec.Meta(ge=1)]
+    number: Count = 0
 
 
 class DirectoryOpened(HeaderBase, frozen=True, tag="opened"):
@@ -23,10 +24,13 @@ class DirectoryOpened(HeaderBase, frozen=True, tag="opened"):
     step: Count = 0
     notes: tuple[str, ...] = ()
     again: bool = False
+    number: Count = 0
 
 
 class ResumeRequest(HeaderBase, frozen=True, tag="resume?"):
     """From where do I go on?"""
+
+    number: Count = 0
 
 
 class ResumePoint(HeaderBase, frozen=True, tag="resume"):
@@ -35,6 +39,7 @@ class ResumePoint(HeaderBase, frozen=True, tag="resume"):
     step: Count
     state: bytes = b""
     groups: tuple[Group, ...] | None = None
+    number: Count = 0
 
 
 class OwnState(HeaderBase, frozen=True, tag="state"):

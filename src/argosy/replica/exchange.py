@@ -47,11 +47,15 @@ class Keeping:
 
 @dataclass(frozen=True)
 class Resumed:
-    """From where a training goes on: `state` is this replica's own, `groups` the saved hyperparameters."""
+    """From where a training goes on: `state` is this replica's own, `groups` the saved hyperparameters.
+
+    `chiefs`: the chief's own state, where all replicas must scale their losses alike.
+    """
 
     step: int = 0
     state: bytes = b""
     groups: tuple[dict[str, Any], ...] | None = None
+    chiefs: bytes = b""
 
 
 NOTHING_LOGGED: tuple[dict[str, float], int] = ({}, 0)
@@ -106,8 +110,8 @@ class Exchange(Protocol):
     def accumulate(self, waits: bool) -> None:
         """Whether the next backward pass is not the last one before a step."""
 
-    def hold(self, waits: bool) -> None:
-        """Nor was the one that has just been made: its gradients wait for the rest."""
+    def hold(self, waits: bool, scaled: bool) -> None:
+        """Nor was the one that has just been made: its gradients wait for the rest. `scaled`: see `Turn`."""
 
     def pull(self) -> Verdict:
         """Get fresh parameters."""

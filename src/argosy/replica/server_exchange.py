@@ -234,7 +234,8 @@ class ServerExchange:
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""
 
-    hold = accumulate
+    def hold(self, waits: bool, scaled: bool) -> None:
+        """See `Exchange`."""
 
     def pull(self) -> Verdict:
         return self._take(self._ask("pull", {}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from argosy.cluster.discover import EVALUATOR, Identity
-from argosy.errors import ConfigError
+from argosy.errors import ConfigError, JobFailed
 from argosy.modes import Local, Mode
 from argosy.replica import task_exit
 from argosy.replica.call_order import CallOrder
@@ -197,5 +197,7 @@ class Worker:
         task_exit.write_record(self._identity.task, error)
         if self._member is not None:
             self._member.fail(task_exit.describe(error))
-        if self._client is not None:
+        if self._client is not None and isinstance(error, JobFailed):
+            self._client.fail(error.reason, error.task)
+        elif self._client is not None:
             self._client.fail(task_exit.describe(error))

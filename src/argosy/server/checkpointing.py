@@ -57,7 +57,7 @@ class ShardSaving:
     def open(self, header: OpenDirectory) -> DirectoryOpened | Refused:
         """On the coordinator: take the directory, and look what is in it."""
         if self.archive is not None:  # the chief has come back: the job has gone on
-            return DirectoryOpened(again=True)
+            return DirectoryOpened(again=True, number=header.number)
         try:
             archive = Archive(Path(header.directory), header.keep)
         except ConfigError as error:
@@ -66,9 +66,9 @@ class ShardSaving:
         found = archive.newest(notes.append)
         self.archive = archive
         if found is None:
-            return DirectoryOpened(notes=tuple(notes))
+            return DirectoryOpened(notes=tuple(notes), number=header.number)
         self._saved_states = dict(found[1].replicas)
-        return DirectoryOpened(str(found[0]), found[1].step, tuple(notes))
+        return DirectoryOpened(str(found[0]), found[1].step, tuple(notes), number=header.number)
 
     def state_of(self, worker: int) -> bytes:
         """What a worker goes on from; one that the checkpoint does not know, from the chief's."""

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import hmac
+import math
 import time
 from collections.abc import Callable
 
+from argosy.cluster.lease import Lease
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.protocol.joining import PROTOCOL_VERSION, Hello
 from argosy.wire.channel import Peer
 
-# A connection that ended may be made anew within this time; after it, the peer counts as gone.
-RETURN_GRACE = 2.0
+# How often a server looks whether a task out of reach is there again, and whether one stands still.
+_LOOK_EVERY = 1.0
+_ENDED = -math.inf
 
 
 class ConnectedTasks:
     """The connections of one server. `is_here` says whether a task that came before still takes part."""
 
-    def __init__(self, cluster: ClusterSpec, me: Task, is_here: Callable[[Task], bool]) -> None:
+    def __init__(self, cluster: ClusterSpec, me: Task, is_here: Callable[[Task], bool], lease: Lease) -> None:
         self._cluster = cluster
         self.me = me
         self._is_here = is_here
         self._tasks: dict[Peer, Task] = {}
         self._peers: dict[Task, Peer] = {}
         self._lives: dict[Task, str] = {}
+        self._lease = lease
+        # Those out of reach: since when; `_ENDED`, if the process is known to have ended.
         self._departed: dict[Task, float] = {}
+        self._looked = 0.0
         self._given_up: dict[Peer, Task] = {}
 
     def greet(self, peer: Peer, hello: Hello, task: Task) -> bool:
@@ -60,6 +67,10 @@ class ConnectedTasks:
                 "task_index", f"a task that is free; {task} is taken by a running process", "it"
             )
 
+    def is_life(self, task: Task, life: str) -> bool:
+        """Whether the process that is this task said that this is its life."""
+        return hmac.compare_digest(self._lives.get(task, "").encode(), life.encode()) and bool(life)
+
     def task(self, peer: Peer) -> Task | None:
         """Who a peer is."""
         return self._tasks.get(peer)
@@ -68,12 +79,14 @@ class ConnectedTasks:
         """The connection to use for a task."""
         return self._peers.get(task)
 
-    def depart(self, peer: Peer) -> None:
-        """A connection has ended; it counts if it was the one in use, and may be made anew for a while."""
+    def depart(self, peer: Peer, final: bool) -> None:
+        """A connection has ended; it counts if it was the one in use. Unless that is final, it may be made
+        anew while the lease runs.
+        """
         if (task := self._tasks.get(peer)) is None:
             return
         if self._peers.get(task) == peer:
-            self._departed[task] = time.monotonic()
+            self._departed[task] = _ENDED if final else time.monotonic()
         else:
             del self._tasks[peer]
 
@@ -83,21 +96,36 @@ class ConnectedTasks:
             del self._departed[task]
             self._peers[task] = peer
 
-    def overdue(self, reaches: Callable[[Peer], bool]) -> list[Task]:
-        """Those whose connection ended, and who did not come back; each is named once.
+    def overdue(
+        self, now: float, reaches: Callable[[Peer], bool], stands_still: Callable[[Peer], bool]
+    ) -> list[Task]:
+        """Those whose process has ended, or whose lease has run out; each is named once.
 
-        `reaches` says whether there is a connection to a peer, made anew without a word since.
+        `reaches` says whether a task is there whose connection may have been made anew without a word since;
+        `stands_still`, whether one with a connection has been stopped.
         """
-        limit = time.monotonic() - RETURN_GRACE
-        late = [task for task, since in self._departed.items() if since < limit]
-        gone = []
-        for task in late:
+        if now - self._looked >= _LOOK_EVERY:
+            self._looked = now
+            self._look(now, reaches, stands_still)
+        limit = now - self._lease.seconds
+        gone = [task for task, since in self._departed.items() if since < limit]
+        for task in gone:
             del self._departed[task]
-            if not reaches(peer := self._peers[task]):
-                gone.append(task)
-                del self._tasks[self._peers.pop(task)]
-                self._given_up[peer] = task
+            peer = self._peers.pop(task)
+            del self._tasks[peer]
+            self._given_up[peer] = task
         return gone
+
+    def _look(
+        self, now: float, reaches: Callable[[Peer], bool], stands_still: Callable[[Peer], bool]
+    ) -> None:
+        for task, peer in self._peers.items():
+            since = self._departed.get(task)
+            if since is None:
+                if stands_still(peer):
+                    self._departed[task] = now
+            elif since != _ENDED and not stands_still(peer) and reaches(peer):
+                self._departed[task] = now
 
     def given_up(self, peer: Peer) -> Task | None:
         """Who a peer was, if it counts as gone since."""

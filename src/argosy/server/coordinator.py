@@ -127,7 +127,7 @@ class Coordinator:
         """Whether a worker is in the job now."""
         return self.roster.is_here(worker)
 
-    def fail(self, task: Task, reason: str) -> None:
+    def fail(self, task: Task | str, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
         if self.failure is None:
             if self._core.checkpoints is not None:
@@ -161,9 +161,9 @@ class Coordinator:
             if (difference := self._difference(worker, request)) is not None:
                 self._refuse(worker, *difference)
             elif count in self._layouts:
-                self._tell(worker, Described(self._layouts[count]))
+                self._tell(worker, Described(self._layouts[count], request.number))
             elif worker == CHIEF:
-                self._tell(worker, Described(Layout()))
+                self._tell(worker, Described(Layout(), request.number))
             else:
                 continue  # until the chief has registered as many
             del self._describing[worker]

@@ -86,7 +86,7 @@ class Handshake:
             self._listener.send(peer, coordinator.failure)
         else:
             if not again:
-                self._links.tell_all(Admitted(task.index, hello.life))
+                self._links.tell(Admitted(task.index, hello.life))
             base = coordinator.arrive(task.index, again)
             self._listener.send(peer, Welcome(base, self._lane, coordinator.gathers_completed))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argosy.errors import JobFailed
+from argosy.errors import JobFailed, SaveFailed
 from argosy.protocol.joining import JobOver
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.coordinator import Coordinator
-from argosy.server.peer_links import PeerLinks
 
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0
@@ -15,12 +14,9 @@ FAILURE_GRACE = 10.0
 class JobEnd:
     """Of one server; the coordinator's word ends the others."""
 
-    def __init__(
-        self, name: str, coordinator: Coordinator | None, links: PeerLinks, saving: ShardSaving
-    ) -> None:
+    def __init__(self, name: str, coordinator: Coordinator | None, saving: ShardSaving) -> None:
         self._name = name
         self._coordinator = coordinator
-        self._links = links
         self._saving = saving
         self._failed_at: float | None = None
         self.told: JobOver | None = None  # by the coordinator
@@ -43,15 +39,20 @@ class JobEnd:
             return late and failure.task.startswith("/job:ps/")
         return late or not any(coordinator.is_present(w) for w in coordinator.roster.awaited())
 
+    def verdict(self) -> JobOver:
+        """How the job has ended, for the other servers; not well, if its final state is not saved."""
+        unsaved = self._unsaved()
+        return self._cause() if unsaved is None else JobOver(self._name, str(unsaved))
+
     def end(self) -> None:
-        """Tell the others; raises what ended the job, or SaveFailed if its final state is not saved."""
-        over = self.told or (self._coordinator and self._coordinator.failure) or JobOver()
-        unsaved = None if over.task else self._saving.failure
-        if unsaved is not None:
-            over = JobOver(self._name, str(unsaved))
-        if self._coordinator is not None:
-            self._links.tell_all(over)
-        if unsaved is not None:
+        """Raises what ended the job, or SaveFailed if its final state is not saved."""
+        if (unsaved := self._unsaved()) is not None:
             raise unsaved
-        if over.task:
+        if (over := self._cause()).task:
             raise JobFailed(over.task, over.reason)
+
+    def _cause(self) -> JobOver:
+        return self.told or (self._coordinator and self._coordinator.failure) or JobOver()
+
+    def _unsaved(self) -> SaveFailed | None:
+        return None if self._cause().task else self._saving.failure

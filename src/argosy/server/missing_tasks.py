@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from argosy.cluster.launcher import failure_elsewhere
+from argosy.cluster.lease import Lease
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import TaskLost, WaitTimeout
@@ -31,6 +32,7 @@ class MissingTasks:
         handshake: Handshake,
         buffers: ModelBuffers,
         wait: float,
+        lease: Lease,
     ) -> None:
         self._me = me
         self._cluster = cluster
@@ -39,6 +41,7 @@ class MissingTasks:
         self._handshake = handshake
         self._buffers = buffers
         self._wait = wait
+        self._lease = lease
         self._started = self._last_notice = self._last_look = time.monotonic()
 
     def look(self, now: float) -> None:
@@ -53,8 +56,10 @@ class MissingTasks:
             self._last_notice = now
             for task in self._missing():
                 say_waiting(self._cluster.describe(task), now - self._started)
-            for name, seconds in self._links.silent():
-                say_waiting(name, seconds)
+            for task, seconds in self._links.silent():
+                say_waiting(self._cluster.describe(task), seconds)
+                if seconds > self._lease.seconds:
+                    self.lose(task, f"nothing was heard of it for {seconds:.0f} s")
         if now - self._started > self._wait:
             self._give_up_on(self._missing())
 
@@ -63,7 +68,7 @@ class MissingTasks:
             return
         if self._coordinator is None:
             raise failure
-        self._coordinator.fail(Task.parse(failure.task.partition(" ")[0]), failure.reason)
+        self._coordinator.fail(failure.task, failure.reason)
 
     def _missing(self) -> list[Task]:
         servers = self._links.missing()
@@ -88,10 +93,10 @@ class MissingTasks:
         for task in missing:
             self.lose(task)
 
-    def lose(self, task: Task) -> None:
+    def lose(self, task: Task, why: str = "its connection ended") -> None:
         """A task is gone: a job goes on without a worker, but not without a server."""
         if task.job == "ps":
-            error = TaskLost(self._cluster.describe(task), "its connection ended")
+            error = TaskLost(self._cluster.describe(task), why)
             if self._coordinator is None:
                 raise error
             self._coordinator.fail(task, str(error))

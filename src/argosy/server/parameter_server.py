@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from argosy.cluster.lease import Lease
 from argosy.cluster.spec import ClusterSpec, Task
-from argosy.errors import ArgosyError, ConfigError, WireError
+from argosy.errors import ArgosyError, WireError
 from argosy.events import say
-from argosy.protocol.asking import StatusRequest, WaitingReport, WaitingRequest
+from argosy.protocol.asking import Stacks, StacksOffer, StatusRequest, WaitingReport, WaitingRequest
 from argosy.protocol.decisions import Decision, Push
 from argosy.protocol.header import BetweenServers, Header
 from argosy.protocol.joining import (
@@ -23,17 +24,14 @@ from argosy.protocol.joining import (
     Describe,
     Fail,
     GradientMemory,
-    GradientMemorySeen,
     Hello,
     JobOver,
     Leave,
     Left,
     Refused,
     Register,
-    Registered,
     SlotValues,
 )
-from argosy.protocol.layout import check_layout
 from argosy.protocol.saving import OpenDirectory, OwnState, ResumePoint, ResumeRequest, ShardSaved
 from argosy.protocol.training import (
     BlockAhead,
@@ -48,12 +46,13 @@ from argosy.protocol.training import (
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.connected_tasks import ConnectedTasks
 from argosy.server.coordinator import Coordinator
-from argosy.server.handshake import Handshake, refusal
+from argosy.server.handshake import Handshake
 from argosy.server.job_end import JobEnd
 from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.peer_links import PeerLinks
-from argosy.server.status_report import report
+from argosy.server.status_report import StatusAnswers
+from argosy.server.worker_requests import WorkerRequests
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
 from argosy.wire.message import Message
 
@@ -65,6 +64,7 @@ _LINK_EVERY = 0.02
 # How often it looks at the clock while messages keep coming.
 _LOOK_EVERY = 0.1
 _NOTHING_ASKED = WaitingRequest()
+_LEASE = Lease()
 
 
 class ParameterServer:
@@ -78,12 +78,14 @@ class ParameterServer:
         connect: Callable[[Task], Channel],
         wait: float,
         lane: str = "",
+        lease: Lease = _LEASE,
     ) -> None:
         self.task = Task("ps", index)
         self._cluster = cluster
         self._listener = listener
         self._workers = list(cluster.tasks("worker"))
-        self._connected = ConnectedTasks(cluster, self.task, self._is_here)
+        self._lease = lease
+        self._connected = ConnectedTasks(cluster, self.task, self._is_here, lease)
         self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self.stop_wanted = False  # set by a signal
         self._looked = 0.0
@@ -93,8 +95,12 @@ class ParameterServer:
             index, self._reply, self._report_norm, self._copies, self._saving, cluster.count("worker")
         )
         self._coordinator = self._make_coordinator() if index == 0 else None
+        self.status = StatusAnswers(
+            cluster, listener, self._coordinator, self._waiting, self._connected.is_life
+        )
+        self._requests = WorkerRequests(cluster, self._executor, self._saving, self._coordinator)
         self._links = PeerLinks(cluster, self.task, connect, use_lane=bool(lane))
-        self._job_end = JobEnd(str(self.task), self._coordinator, self._links, self._saving)
+        self._job_end = JobEnd(str(self.task), self._coordinator, self._saving)
         self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
         self._missing_tasks = MissingTasks(
             self.task,
@@ -104,6 +110,7 @@ class ParameterServer:
             self._handshake,
             self._executor.buffers,
             wait,
+            lease,
         )
 
     def _make_coordinator(self) -> Coordinator:
@@ -121,15 +128,28 @@ class ParameterServer:
         try:
             while not (self._look_around() and self._job_end.is_over(self._looked)):
                 self._step(self._listener.receive(timeout=self._patience()))
+            self._tell_the_end()
             self._job_end.end()
         finally:
             self._saving.close()
             self._links.close()
             self._listener.close()
 
+    def _tell_the_end(self) -> None:
+        """The coordinator ends when the other servers know that the job is over, or cannot be told."""
+        if self._coordinator is None:
+            return
+        self._links.tell(self._job_end.verdict())
+        deadline = time.monotonic() + self._lease.seconds
+        while not self._links.has_told() and (now := time.monotonic()) < deadline:
+            self._step(self._listener.receive(timeout=_LINK_EVERY))
+            self._links.keep_time(now)
+
     def _patience(self) -> float:
         """How long to wait for a message before looking around."""
-        return _LINK_EVERY if not self._links.ready or self._saving.busy else 1.0
+        if not self._links.ready or self._saving.busy or self.status.busy:
+            return _LINK_EVERY
+        return _LOOK_EVERY if self._links.unsettled else 1.0
 
     def _look_around(self) -> bool:
         """Keep the time when there is a reason to, which a push in the middle of training is not."""
@@ -145,9 +165,9 @@ class ParameterServer:
         match arrival:
             case Delivery(peer, message):
                 self._deliver(peer, message)
-            case Departure(peer):
+            case Departure(peer, final):
                 self._unsettled = True
-                self._connected.depart(peer)
+                self._connected.depart(peer, final)
                 self._handshake.depart(peer)
             case Garbage(peer, reason) if (task := self._connected.task(peer)) is not None:
                 say(f"{self.task} threw away a message of {task}: {reason}")
@@ -158,8 +178,8 @@ class ParameterServer:
         try:
             if isinstance(header, Hello):
                 self._handshake.greet(peer, header)
-            elif isinstance(header, StatusRequest):
-                self._listener.send(peer, report(self._cluster, self._coordinator, self._waiting()))
+            elif isinstance(header, StatusRequest | StacksOffer | Stacks):
+                self.status.hear(peer, header)
             elif task is None:
                 self._handshake.refuse(peer, header)
             else:
@@ -185,27 +205,19 @@ class ParameterServer:
         match header:
             case PushRequest():
                 self._push(task.index, Message(header, message.tensors))
-            case Register():
-                self._register(task, Message(header, message.tensors))
+            case Register() | SlotValues() | GradientMemory() | OpenDirectory():
+                answer = self._requests.answer(task, Message(header, message.tensors))
+                self._reply(task.index, answer, ())
             case BlockAhead():
                 self._executor.keep_ahead(task.index, Message(header, message.tensors))
-            case SlotValues() if task == Task("worker", 0):
-                self._executor.give(Message(header, message.tensors))
-                self._reply(task.index, GradientMemorySeen(), ())
             case OwnState():
                 self._saving.give_state(task.index, header)
-            case GradientMemory():
-                self._executor.keep_gradient_memory(task.index, message.tensors)
-                self._reply(task.index, GradientMemorySeen(), ())
             case WaitingRequest():
                 self._reply(task.index, self._waiting(task.index, header), ())
-            case OpenDirectory() if self._coordinator is not None:
-                if task != Task("worker", 0):
-                    raise WireError("only the chief opens a directory")
-                self._reply(task.index, self._saving.open(header), ())
             case ResumeRequest() if self._coordinator is not None:
                 state = self._saving.state_of(task.index)
-                self._reply(task.index, ResumePoint(self._coordinator.step, state, self._saving.groups), ())
+                groups = self._saving.groups
+                self._reply(task.index, ResumePoint(self._coordinator.step, state, groups, header.number), ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)
             case GatherRequest() if self._coordinator is not None:
@@ -214,30 +226,28 @@ class ParameterServer:
                 self._leave(task)
             case Fail():
                 self._reply(task.index, Left(), ())
-                self._fail(task, header.reason)
+                self._fail(header.task or task, header.reason)
                 self._leave(task)
             case _:
                 raise WireError(f"a worker does not send {type(header).__name__}")
 
     def _from_server(self, task: Task, header: Header) -> None:
-        told = self._links.take(task, header)
-        if told is not None:
+        if (told := self._links.take(task, header)) is not None:
             self._obey(task, told)
-        elif (reason := self._links.missed(task)) is not None:
-            self._fail(self.task, reason)
 
     def _obey(self, task: Task, header: BetweenServers) -> None:
         match header:
             case Orders(decisions, pushes) if task.index == 0:
                 for worker, request in pushes:
                     self._executor.hold_shared(worker, request)
+                self.status.note(decisions)
                 self._executor.carry_out(decisions)
             case HeldNotice(worker, seq) if self._coordinator is not None:
                 self._coordinator.held(task.index, worker, seq)
             case NormReport(step, square) if self._coordinator is not None:
                 self._coordinator.norm(task.index, step, square)
-            case Fail(reason) if self._coordinator is not None:
-                self._coordinator.fail(task, reason)
+            case Fail(reason, failed) if self._coordinator is not None:
+                self._coordinator.fail(failed or task, reason)
             case Admitted(worker, life) if task.index == 0:
                 self._handshake.admit(worker, life)
             case ShardSaved() if self._coordinator is not None:
@@ -249,6 +259,7 @@ class ParameterServer:
             case JobOver() if task.index == 0:
                 self._job_end.told = header
                 self._unsettled = True
+                self._links.say_state()  # the coordinator waits for this before it ends
             case _:
                 raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
 
@@ -259,7 +270,7 @@ class ParameterServer:
         if not self._executor.hold(worker, message):
             return
         if self._coordinator is None:
-            self._links.tell(0, HeldNotice(worker, header.seq))
+            self._links.tell(HeldNotice(worker, header.seq))
         else:
             push = Push(
                 worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
@@ -275,25 +286,11 @@ class ParameterServer:
             self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
         self._executor.add_early()
 
-    def _register(self, task: Task, message: Message[Register]) -> None:
-        if task != Task("worker", 0):
-            raise WireError("only the chief registers")
-        header = message.header
-        check_layout(header.layout, self._cluster.count("ps"), len(header.optimizer.groups))
-        try:
-            self._executor.register(message)
-        except ConfigError as error:
-            self._reply(0, refusal(error), ())
-            return
-        self._reply(0, Registered(), ())
-        if self._coordinator is not None:
-            self._coordinator.register(header, self._executor.step, self._saving.checkpoints)
-
     def _advance_saving(self) -> None:
         """See what has been written in the background."""
         report = self._saving.written()
         if report is not None and self._coordinator is None:
-            self._links.tell(0, report)
+            self._links.tell(report)
         if self._coordinator is not None:
             outcome = self._saving.published(self._coordinator.roster.present())
             if outcome is not None:
@@ -309,7 +306,7 @@ class ParameterServer:
         if self._coordinator is not None:
             self._coordinator.stop()
         else:
-            self._links.tell(0, StopRequest())
+            self._links.tell(StopRequest())
 
     def _leave(self, task: Task) -> None:
         self._unsettled = True
@@ -328,31 +325,33 @@ class ParameterServer:
         return peer is not None and self._listener.copies(peer)
 
     def _order(self, decisions: Sequence[Decision]) -> None:
-        self._links.tell_all(Orders(tuple(decisions), tuple(self._untold)))
+        self.status.note(decisions)
+        self._links.tell(Orders(tuple(decisions), tuple(self._untold)))
         self._untold.clear()
         self._executor.carry_out(decisions)
 
     def _scale(self, scale: Scale) -> None:
-        self._links.tell_all(scale)
+        self._links.tell(scale)
         self._executor.scale(scale.step, scale.factor)
 
     def _report_norm(self, step: int, square: float) -> None:
         if self._coordinator is not None:
             self._coordinator.norm(0, step, square)
         else:
-            self._links.tell(0, NormReport(step, square))
+            self._links.tell(NormReport(step, square))
 
-    def _fail(self, task: Task, reason: str) -> None:
+    def _fail(self, task: Task | str, reason: str) -> None:
         self._unsettled = True
         if self._coordinator is not None:
             self._coordinator.fail(task, reason)
         else:
-            self._links.tell(0, Fail(reason))
+            self._links.tell(Fail(reason, str(task)))
 
     def _waiting(self, worker: int = 0, ask: WaitingRequest = _NOTHING_ASKED) -> WaitingReport:
         holds = self._executor.holds(worker, ask.seq, ask.anew)
         if silent := self._links.silent():
-            return WaitingReport(tuple(name for name, _ in silent), max(time for _, time in silent), holds)
+            names = tuple(self._cluster.describe(task) for task, _ in silent)
+            return WaitingReport(names, max(seconds for _, seconds in silent), holds)
         if self._coordinator is None:
             return WaitingReport((), 0.0, holds)
         return self._coordinator.waiting(lambda w: self._cluster.describe(Task("worker", w)), holds)
@@ -367,7 +366,8 @@ class ParameterServer:
             self.stop_wanted = False
             self._stop()
         self._links.keep_time(now)
-        for task in self._connected.overdue(self._reaches):
+        self.status.look(now)
+        for task in self._connected.overdue(now, self._reaches, self._listener.stands_still):
             self._missing_tasks.lose(task)
         self._missing_tasks.look(now)
 

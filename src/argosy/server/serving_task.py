@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from argosy.cluster.cores import obey_threads, share_cores
 from argosy.cluster.discover import Identity, discover_server
 from argosy.cluster.launcher import handed_socket, mark_joined
+from argosy.cluster.lease import DEFAULT_LEASE, Lease
 from argosy.cluster.malloc import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
 from argosy.cluster.spec import Address, ClusterSpec, Task
@@ -21,6 +22,7 @@ from argosy.cluster.stop_signals import StopSignals
 from argosy.errors import ConfigError
 from argosy.events import say
 from argosy.protocol.header import Header
+from argosy.stacks import report_on_signal
 from argosy.store.caller_handshake import connect
 from argosy.wire.channel import Arrival, Listener, Peer
 from argosy.wire.zmq_channel import ZmqListener, check_exposure
@@ -51,6 +53,7 @@ class Server:
         bind: str | Address | None = None,
         insecure: bool = False,
         wait: float = DEFAULT_WAIT,
+        lease: float = DEFAULT_LEASE,
         use_lane: bool = True,
         visible_devices: Sequence[str] | None = None,
         allow_growth: bool = True,
@@ -65,11 +68,14 @@ class Server:
         if not remote and not self._trains:
             raise ConfigError("worker_hosts", "at least one worker", "none")
         self._wait = wait
+        self._lease = Lease(lease)
         address = Address.parse(bind, "bind") if isinstance(bind, str) else bind
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
         handed = handed_socket() if listen_fd is None else listen_fd
-        network = ZmqListener(address, field=f"address of {self._task}", listen_fd=handed)
+        field = f"address of {self._task}"
+        lasting = {"lease": self._lease} if self._trains else {}
+        network = ZmqListener(address, field=field, listen_fd=handed, **lasting)
         self._inbox = _inbox(network) if use_lane and self._trains else None
         self._listener: Listener = self._inbox or network
         self._host: TaskServer | None = None
@@ -117,15 +123,17 @@ class Server:
             self._cluster,
             self._task.index,
             listener,
-            lambda task: connect(self._cluster, self._task, task),
+            lambda task: connect(self._cluster, self._task, task, self._lease),
             self._wait,
             lane=self._inbox.lane if self._inbox is not None else "",
+            lease=self._lease,
         )
 
         def stop() -> bool:
             server.stop_wanted = True
             return server.saves
 
+        report_on_signal(server.status.lines)
         signals = StopSignals(stop)
         signals.enter()
         try:
@@ -174,6 +182,9 @@ class _Resumed:
 
     def copies(self, peer: Peer) -> bool:
         return self._listener.copies(peer)
+
+    def stands_still(self, peer: Peer) -> bool:
+        return self._listener.stands_still(peer)
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         return self._listener.send(peer, header, tensors)

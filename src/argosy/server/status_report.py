@@ -3,10 +3,80 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from argosy.cluster.spec import ClusterSpec, Task
-from argosy.protocol.asking import JobStatus, StatusReport, WaitingReport
+from argosy.protocol.asking import (
+    JobStatus,
+    Stacks,
+    StacksOffer,
+    StatusReport,
+    StatusRequest,
+    WaitingReport,
+)
+from argosy.protocol.decisions import Decision
 from argosy.server.coordinator import Coordinator
+from argosy.server.stack_inquiry import StackInquiry
+from argosy.wire.channel import Listener, Peer
+
+_DECISIONS = 50
+
+
+class StatusAnswers:
+    """Of one server, to everybody who asks. `waiting`: for whom nothing goes on."""
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        listener: Listener,
+        coordinator: Coordinator | None,
+        waiting: Callable[[], WaitingReport],
+        is_life: Callable[[Task, str], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._listener = listener
+        self._coordinator = coordinator
+        self._waiting = waiting
+        self._inquiry = StackInquiry(cluster, listener, is_life)
+        self._recent: deque[tuple[float, Decision]] = deque(maxlen=_DECISIONS)
+
+    def hear(self, peer: Peer, header: StatusRequest | StacksOffer | Stacks) -> None:
+        """A question, or what is needed to answer one."""
+        match header:
+            case StatusRequest(stacks=True):
+                self._inquiry.begin(peer, msgspec.structs.replace(self._report(), lines=tuple(self.lines())))
+            case StatusRequest():
+                self._listener.send(peer, self._report())
+            case StacksOffer():
+                self._inquiry.offer(peer, header)
+            case Stacks():
+                self._inquiry.take(peer, header)
+
+    def note(self, decisions: Iterable[Decision]) -> None:
+        """The coordinator has decided this."""
+        now = time.monotonic()
+        self._recent.extend((now, decision) for decision in decisions)
+
+    def lines(self) -> list[str]:
+        """How the job stands, and what was decided last."""
+        now = time.monotonic()
+        recent = [f"    {now - when:.1f} s ago: {decision}" for when, decision in self._recent]
+        return [*self._report().lines, *(["decided last:"] if recent else []), *recent]
+
+    def _report(self) -> StatusReport:
+        return report(self._cluster, self._coordinator, self._waiting())
+
+    def look(self, now: float) -> None:
+        """Answer those who have waited long enough."""
+        self._inquiry.look(now)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self._inquiry.busy
 
 
 def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: WaitingReport) -> StatusReport:

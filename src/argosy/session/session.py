@@ -147,9 +147,17 @@ class Session:
         self._feed.resume(state)
         if self._training.hyperparameters == "checkpoint":
             self.optimizer.take_groups(state.groups)
+        if self.optimizer.resumed.chiefs:
+            self._scale_alike(state, own.decode(self.optimizer.resumed.chiefs))
         for name, kept in state.kept.items():
             if name in self._kept:
                 self._kept[name].load_state_dict(kept)
+
+    def _scale_alike(self, state: ReplicaState, chiefs: ReplicaState) -> None:
+        """With servers each replica has a loss scale of its own; the ring averages what is scaled."""
+        for name, each in self._kept.items():
+            if isinstance(each, torch.amp.GradScaler) and name in chiefs.kept:
+                state.kept[name] = chiefs.kept[name]
 
     # --- how it stands ------------------------------------------------------------------------------------
     @property

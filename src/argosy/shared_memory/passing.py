@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
 _DESCRIPTOR = array.array("i").itemsize
@@ -63,6 +64,21 @@ def _is_ours(sock: socket.socket) -> bool:
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return uid in (0, os.getuid())
+
+
+def process_of(sock: socket.socket) -> int:
+    """The process at the other end of a connection; 0 if it cannot be seen from here, as in a container."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process is known to stand still: stopped by a signal or a debugger."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
 
 
 def send(sock: socket.socket, data: bytes, descriptors: Iterable[int], flags: int = 0) -> int:

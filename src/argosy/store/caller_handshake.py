@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 
+from argosy.cluster.lease import Lease
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.events import say
@@ -20,9 +21,9 @@ from argosy.wire.message import Message
 from argosy.wire.zmq_channel import ZmqChannel
 
 
-def connect(cluster: ClusterSpec, me: Task, to: Task) -> Channel:
+def connect(cluster: ClusterSpec, me: Task, to: Task, lease: Lease) -> ZmqChannel:
     """A channel from one task to another. Its name is new for each life of a process."""
-    return ZmqChannel(cluster.address(to), f"{me}#{uuid.uuid4().hex}".encode())
+    return ZmqChannel(cluster.address(to), f"{me}#{uuid.uuid4().hex}".encode(), lease=lease)
 
 
 class CallerHandshake:
@@ -39,7 +40,8 @@ class CallerHandshake:
 
     def advance(self, timeout: float) -> Message[Header] | None:
         """Take in one message; one that is not a welcome is the caller's."""
-        if time.monotonic() - self._said > NOTICE_EVERY:
+        self.channel.lost_for()  # takes note of a connection that was made anew
+        if self.channel.renewals != self._renewals or time.monotonic() - self._said > NOTICE_EVERY:
             self._say_hello()  # the first one may have been lost with a connection; hello twice does no harm
         message = self.channel.receive(timeout)
         if message is None and self._network is not None and self.channel.lost_for():
@@ -77,7 +79,7 @@ class CallerHandshake:
             self._say_hello()
 
     def _say_hello(self) -> None:
-        self._said = time.monotonic()
+        self._said, self._renewals = time.monotonic(), self.channel.renewals
         self.channel.send(self._hello)
 
     def _say_why(self, why: str) -> None:

@@ -6,19 +6,19 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from argosy.cluster.launcher import raise_failure_elsewhere
+from argosy.cluster.lease import Lease
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import WaitTimeout
 from argosy.events import say_waiting
 from argosy.modes import Mode
-from argosy.protocol.asking import WaitingReport, WaitingRequest
+from argosy.protocol.asking import StacksOffer, WaitingReport, WaitingRequest
 from argosy.protocol.frames import FrameSpec
-from argosy.protocol.header import Header
 from argosy.protocol.joining import (
     Describe,
     Described,
@@ -37,13 +37,16 @@ from argosy.protocol.training import BlockAhead, Gathered, GatherRequest, PushAn
 from argosy.store.caller_handshake import CallerHandshake
 from argosy.store.conversation import Conversation
 from argosy.store.inquiry import Inquirer
+from argosy.store.stack_reporter import StackReporter
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
 
 if TYPE_CHECKING:
     import torch
 
-H = TypeVar("H", bound=Header)
+    from argosy.wire.zmq_channel import ZmqChannel
+
+_LEASE = Lease()
 
 
 class StoreClient:
@@ -56,6 +59,7 @@ class StoreClient:
         connect: Callable[[Task], Channel],
         wait: float,
         use_lane: bool = True,
+        lease: Lease = _LEASE,
     ) -> None:
         self._cluster = cluster
         self._task = task
@@ -68,12 +72,18 @@ class StoreClient:
         self._shares = False
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self.closed = False
-        hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
+        self._life = uuid.uuid4().hex
+        self._reporter: StackReporter | None = None
+        hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), self._life)
         self._handshakes = [
             CallerHandshake(connect(server), hello, cluster.describe(server), use_lane)
             for server in self._servers
         ]
-        self._talk = Conversation(cluster, [handshake.channel for handshake in self._handshakes])
+        self._talk = Conversation(cluster, [handshake.channel for handshake in self._handshakes], lease)
+
+    def offer_stacks(self, open_channel: Callable[[], ZmqChannel]) -> None:
+        """From now on the coordinator can ask what this process is doing, over a channel of its own."""
+        self._reporter = StackReporter(open_channel, StacksOffer(str(self._task), self._life))
 
     # --- arriving and leaving -----------------------------------------------------------------------------
     def hello(self) -> None:
@@ -100,19 +110,22 @@ class StoreClient:
         first = self._handshakes[0].welcome
         if first is not None:
             self._seq, self._gathers = first.base_seq, first.gathers
+            self._talk.number = first.base_seq  # a number of an earlier life is not used again
 
     def leave(self) -> None:
         """Say that this worker is done, and hang up."""
         self._farewell(Leave())
 
-    def fail(self, reason: str) -> None:
-        """Say that this worker failed, which ends the job, and hang up."""
-        self._farewell(Fail(reason))
+    def fail(self, reason: str, task: str = "") -> None:
+        """Say that this worker failed, or that `task` did, which ends the job, and hang up."""
+        self._farewell(Fail(reason, task))
 
     def _farewell(self, header: Leave | Fail) -> None:
         if self.closed:
             return
         self.closed = True
+        if self._reporter is not None:
+            self._reporter.stop()
         try:
             self._talk.end(header, known=self._handshakes[0].welcome is not None)
         finally:
@@ -122,7 +135,7 @@ class StoreClient:
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, parameters: Sequence[ParameterSpec], mode: Mode) -> Layout:
         """The layout of these parameters; empty if this is the chief, whose turn it is to register them."""
-        return self._talk.request(0, Describe(tuple(parameters), mode), Described, repeat=True).header.layout
+        return self._talk.request(0, Describe(tuple(parameters), mode), Described).header.layout
 
     def give(self, server: int, given: SlotValues, tensors: Sequence[torch.Tensor]) -> None:
         """What an optimizer has kept of the blocks that will be registered on a server."""
@@ -140,7 +153,7 @@ class StoreClient:
 
     def resume(self) -> ResumePoint:
         """From where this worker goes on."""
-        return self._talk.request(0, ResumeRequest(), ResumePoint, repeat=True).header
+        return self._talk.request(0, ResumeRequest(), ResumePoint).header
 
     def give_state(self, state: bytes, step: int) -> None:
         """This worker's own state at a step, for the checkpoint that it has heard of."""
@@ -256,10 +269,7 @@ class StoreClient:
     def gather(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
         """Give a small value to all workers, wait for theirs."""
         self._gathers += 1
-        gathered = self._talk.request(0, GatherRequest(self._gathers, value), Gathered, repeat=True).header
-        while gathered.number != self._gathers:  # an older one answers a request that was repeated
-            gathered = self._talk.wait(0, Gathered, renew=None).header
-        return gathered.values
+        return self._talk.ask(0, GatherRequest(self._gathers, value), Gathered).header.values
 
 
 def _with_values_of(verdict: PushAnswer, pull: PushAnswer) -> PushAnswer:

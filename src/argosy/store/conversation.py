@@ -9,18 +9,34 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import msgspec
 
 from argosy.cluster.launcher import raise_failure_elsewhere
+from argosy.cluster.lease import Lease
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec
 from argosy.errors import ConfigError, JobFailed, ModelMismatch, TaskLost, WireError
 from argosy.events import say_waiting
 from argosy.protocol.asking import WaitingReport, WaitingRequest
 from argosy.protocol.header import Header
-from argosy.protocol.joining import Fail, JobOver, Leave, Left, Refused
-from argosy.protocol.saving import OwnState
-from argosy.protocol.training import PushAnswer
+from argosy.protocol.joining import (
+    Describe,
+    Described,
+    Fail,
+    GradientMemory,
+    GradientMemorySeen,
+    JobOver,
+    Leave,
+    Left,
+    Refused,
+    Register,
+    Registered,
+    SlotValues,
+)
+from argosy.protocol.saving import DirectoryOpened, OpenDirectory, OwnState, ResumePoint, ResumeRequest
+from argosy.protocol.training import Gathered, GatherRequest, PushAnswer
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
 
@@ -28,13 +44,15 @@ if TYPE_CHECKING:
     import torch
 
 H = TypeVar("H", bound=Header)
-ToServer = Callable[[int], None]
-
-# A server whose connection has been gone for so long is lost.
-LOST_AFTER = 3.0
-# Saying goodbye must not take longer than this; nor than that, once there is no connection.
-FAREWELL = 5.0
+Question: TypeAlias = (
+    Describe | Register | SlotValues | GradientMemory | OpenDirectory | ResumeRequest | GatherRequest
+)
+Reply = TypeVar("Reply", Described, Registered, GradientMemorySeen, DirectoryOpened, ResumePoint, Gathered)
+# Who waits looks so often whether a connection was made anew, over which it must ask again.
+_SLICE = 0.2
+# A worker that has failed does not wait longer than this for a server that is out of reach.
 _FAREWELL_ALONE = 1.0
+ToServer = Callable[[int], None]
 
 
 def _nothing(_: int) -> None:
@@ -44,11 +62,13 @@ def _nothing(_: int) -> None:
 class Conversation:
     """With every server of a cluster; `channels` are in their order."""
 
-    def __init__(self, cluster: ClusterSpec, channels: list[Channel]) -> None:
+    def __init__(self, cluster: ClusterSpec, channels: list[Channel], lease: Lease) -> None:
         self.channels = channels
+        self.number = 0  # of the latest request
+        self._lease = lease
         self._names = [cluster.describe(task) for task in cluster.tasks("ps")]
         self._renewals = [0] * len(channels)  # of each connection, as far as they were seen to
-        self._kept: list[Message[Header]] = []  # the coordinator's answers that came before they were awaited
+        self._kept: list[list[Message[Header]]] = [[] for _ in channels]  # answers before their turn
         self._state: OwnState | None = None  # this worker's, as the coordinator was last given it
 
     def give_state(self, state: OwnState) -> None:
@@ -59,12 +79,18 @@ class Conversation:
     def request(
         self,
         server: int,
-        header: Header,
-        kind: type[H],
+        header: Question,
+        kind: type[Reply],
         tensors: Sequence[torch.Tensor] = (),
-        repeat: bool = False,
-    ) -> Message[H]:
-        """Send, and wait for an answer of a kind. `repeat`: to ask twice does no harm."""
+    ) -> Message[Reply]:
+        """Send, and wait for the answer of a kind; asks again over a connection that was made anew."""
+        self.number += 1
+        return self.ask(server, msgspec.structs.replace(header, number=self.number), kind, tensors)
+
+    def ask(
+        self, server: int, header: Question, kind: type[Reply], tensors: Sequence[torch.Tensor] = ()
+    ) -> Message[Reply]:
+        """The same for a question that has its number."""
         channel = self.channels[server]
         channel.lost_for()  # takes note of a connection that was made anew before
         self._see_to(server, _nothing)
@@ -75,39 +101,43 @@ class Conversation:
             channel.send(header, tensors)
 
         send(server)
-        return self.wait(server, kind, send if repeat else None)
+        while (message := self.wait(server, kind, send)).header.number != header.number:
+            pass  # an older one answers a request that was repeated
+        return message
 
     def wait(
         self,
         server: int,
         kind: type[H],
-        renew: ToServer | None,
+        renew: ToServer,
         resend: ToServer | None = None,
         seq: int = 0,
     ) -> Message[H]:
         """The next message of a kind from a server; what else comes is dealt with.
 
-        `renew`: how to ask again when the connection was made anew; None: it must not be asked twice.
+        `renew`: how to ask again when the connection was made anew.
         `resend`: how to send the push `seq` to a server that does not have it.
         """
         began, wait = time.monotonic(), None
+        # A push that one server lacks keeps all from answering, whichever of them is waited for.
+        concerned = {0, server} if resend is None else set(range(len(self.channels)))
         while True:
-            if server == 0 and self._kept:
-                message: Message[Header] | None = self._kept.pop()
+            if self._kept[server]:
+                message: Message[Header] | None = self._kept[server].pop(0)
             else:
-                message = self.channels[server].receive(1.0 if wait is None else wait.left)
+                message = self.channels[server].receive(_SLICE if wait is None else wait.left)
             if message is not None and isinstance(message.header, kind):
                 return Message(message.header, message.tensors)
             wait = wait or Wait(began)
             if message is None:
-                self._listen_to_coordinator(server, wait, resend)
                 raise_failure_elsewhere()
-                self._check_connection(0)  # first: without the coordinator the other servers go, too
-                self._check_connection(server)
+                for each in sorted(concerned):  # the coordinator first: without it the other servers go, too
+                    if each != server:
+                        self._listen_to(each, wait, resend)
+                    self._check_connection(each)
             else:
                 wait.answered(server)
                 self.heed(server, message.header, wait, resend)
-            concerned = {0, server}
             for each in concerned:
                 self._see_to(each, renew if each == server or resend is not None else _nothing)
             if wait.asks(concerned):
@@ -115,31 +145,25 @@ class Conversation:
                     self.channels[each].send(WaitingRequest(seq))
             wait.name_silent(self._names)
 
-    def _see_to(self, server: int, renew: ToServer | None) -> None:
+    def _see_to(self, server: int, renew: ToServer) -> None:
         """If a connection was made anew: say again what may have been lost with the old one."""
         channel = self.channels[server]
         if channel.renewals == self._renewals[server]:
             return
         self._renewals[server] = channel.renewals
-        if renew is None:
-            raise TaskLost(
-                self._names[server],
-                "the connection to it broke while its answer was awaited; start the job again: "
-                "with a directory it goes on from its newest checkpoint",
-            )
         if server == 0 and self._state is not None:
             channel.send(self._state)
         renew(server)
 
-    def _listen_to_coordinator(self, server: int, wait: Wait, resend: ToServer | None) -> None:
-        """Whoever waits for another server must hear of the end of the job, which the coordinator tells."""
-        if server == 0 or (message := self.channels[0].receive(0.0)) is None:
+    def _listen_to(self, server: int, wait: Wait, resend: ToServer | None) -> None:
+        """While another is waited for: the coordinator tells of the job's end, any server what it lacks."""
+        if (message := self.channels[server].receive(0.0)) is None:
             return
-        wait.answered(0)
+        wait.answered(server)
         if isinstance(message.header, PushAnswer):
-            self._kept.append(message)
+            self._kept[server].append(message)
         else:
-            self.heed(0, message.header, wait, resend)
+            self.heed(server, message.header, wait, resend)
 
     def heed(
         self, server: int, header: Header, wait: Wait | None = None, resend: ToServer | None = None
@@ -156,16 +180,18 @@ class Conversation:
                 resend(server)
 
     def _check_connection(self, server: int) -> None:
-        if self.channels[server].lost_for() > LOST_AFTER:
-            raise TaskLost(self._names[server], "its connection ended")
+        channel, lease = self.channels[server], self._lease
+        if (lost := channel.lost_for()) > (lease.last_words if channel.hung_up else lease.seconds):
+            why = "its connection ended" if channel.hung_up else f"it was out of reach for {lost:.0f} s"
+            raise TaskLost(self._names[server], why)
 
     def end(self, header: Leave | Fail, known: bool) -> None:
         """Tell the coordinator, and see that it has heard, if it knows this worker."""
         channel = self.channels[0]
         channel.send(header)
-        deadline = time.monotonic() + (FAREWELL if known else 0.0)
-        patience = 0.0 if channel.in_place else _FAREWELL_ALONE
-        while time.monotonic() < deadline and channel.lost_for() <= patience:
+        deadline = time.monotonic() + (self._lease.heartbeat_limit if known else 0.0)
+        patience = self._lease.last_words if isinstance(header, Leave) else _FAREWELL_ALONE
+        while time.monotonic() < deadline and not channel.hung_up and channel.lost_for() <= patience:
             self._see_to(0, lambda _: channel.send(header))
             message = channel.receive(0.2)
             if message is not None and isinstance(message.header, Left | JobOver | Refused):
@@ -193,9 +219,9 @@ class Wait:
 
     @property
     def left(self) -> float:
-        """The seconds until something is due, at most one."""
+        """The seconds until something is due, or until the next look at the connections."""
         due = min(self._ask_at, self._answers_at if self._asked else math.inf)
-        return max(0.0, min(1.0, due - time.monotonic()))
+        return max(0.0, min(_SLICE, due - time.monotonic()))
 
     def asks(self, servers: Collection[int]) -> bool:
         """Whether it is time to ask these."""
@@ -210,8 +236,8 @@ class Wait:
         self._asked.discard(server)
 
     def name(self, who: str, seconds: float) -> None:
-        """Say who is waited for, once each time."""
-        if who not in self._named:
+        """Say who is waited for, once each time; a connection made anew is no reason to say it earlier."""
+        if who not in self._named and time.monotonic() - self._began >= NOTICE_EVERY:
             self._named.add(who)
             say_waiting(who, seconds)
 

@@ -28,9 +28,9 @@ class Inquirer:
         # A question that nobody has taken is worth no wait at the end.
         return Inquirer(ZmqChannel(Address.parse(address, "address"), identity, linger=0.0))
 
-    def send(self) -> None:
+    def send(self, stacks: bool = False) -> None:
         """Ask; `receive` brings the answer."""
-        self._channel.send(StatusRequest())
+        self._channel.send(StatusRequest(stacks))
 
     def receive(self, timeout: float) -> StatusReport | None:
         """An answer; None if there is none in time."""
@@ -50,11 +50,11 @@ class Inquirer:
         self._channel.close()
 
 
-def query(address: str) -> str:
+def query(address: str, stacks: bool = False) -> str:
     """Ask the server at `host:port`; raises WaitTimeout if nobody answers."""
     inquirer = Inquirer.at(address)
     try:
-        inquirer.send()
+        inquirer.send(stacks)
         answer = inquirer.receive(ANSWER_WITHIN)
     finally:
         inquirer.close()

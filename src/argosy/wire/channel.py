@@ -29,9 +29,12 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """A peer's connection has ended. It may come back: a broken connection is made anew."""
+    """A peer's connection has ended. Unless this is `final`, it may come back: a broken connection is made
+    anew.
+    """
 
     peer: Peer
+    final: bool = False  # its process has ended
 
 
 class Garbage(msgspec.Struct, frozen=True):
@@ -52,6 +55,9 @@ class Listener(Protocol):
 
     def copies(self, peer: Peer) -> bool:
         """Whether `send` to this peer has copied the tensors when it returns."""
+
+    def stands_still(self, peer: Peer) -> bool:
+        """Whether a peer's process is known to be stopped, though its connection stands."""
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         """Answer a peer; one that has gone is passed over. Whether there is a connection to it.
@@ -84,7 +90,11 @@ class Channel(Protocol):
         """The next answer; None if none came in `timeout` seconds, or when the connection was made anew."""
 
     def lost_for(self) -> float:
-        """For how many seconds there has been no connection, though there was one; 0 while there is."""
+        """For how many seconds the server has been out of reach, though it was there; 0 while it is."""
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the server's process is known to have ended."""
 
     def close(self) -> None:
         """Deliver what was sent, for a moment at most, and hang up."""

@@ -49,6 +49,9 @@ class Inbox:
     def copies(self, peer: Peer) -> bool:
         return self._local.knows(peer)
 
+    def stands_still(self, peer: Peer) -> bool:
+        return self._local.knows(peer) and self._local.stands_still(peer)
+
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         if self._local.knows(peer):
             return self._local.send(peer, header, tensors)

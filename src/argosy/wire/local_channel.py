@@ -39,7 +39,7 @@ class LocalListener:
             return None
         peer, parts = item
         if parts is None:
-            return Departure(peer)
+            return Departure(peer, final=True)
         try:
             return Delivery(peer, decode(parts))
         except WireError as error:
@@ -53,6 +53,9 @@ class LocalListener:
 
     def copies(self, peer: Peer) -> bool:
         """See `Listener`. As on a network, whoever sends must give a copy: it may be in another dtype."""
+        return False
+
+    def stands_still(self, peer: Peer) -> bool:
         return False
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
@@ -88,6 +91,10 @@ class LocalChannel:
     def receive(self, timeout: float) -> Message[Header] | None:
         parts = _get(self.outbox, timeout)
         return None if parts is None else decode(parts)
+
+    @property
+    def hung_up(self) -> bool:
+        return self.lost_since is not None
 
     def lost_for(self) -> float:
         return 0.0 if self.lost_since is None else time.monotonic() - self.lost_since

@@ -70,6 +70,7 @@ class _Connection:
         # A packet goes through memory that stays: to have as much made for each costs more than the rest.
         self._packet = bytearray(_PACKET)
         self._packet_view = memoryview(self._packet)
+        self.process = passing.process_of(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
 
     def fileno(self) -> int:
@@ -204,7 +205,7 @@ class UnixListener:
             message = None
         if message is None:
             self._drop(peer)
-            return Departure(peer)
+            return Departure(peer, final=True)
         return Delivery(peer, message)
 
     def _accept(self) -> None:
@@ -235,6 +236,10 @@ class UnixListener:
     def copies(self, peer: Peer) -> bool:
         """See `Listener`."""
         return True
+
+    def stands_still(self, peer: Peer) -> bool:
+        """See `Listener`."""
+        return passing.is_stopped(self._by_peer[peer].process)
 
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         """See `Listener`."""
@@ -269,6 +274,7 @@ class UnixChannel:
         self._connection = _Connection(sock)
         self._patience = 0.0  # the seconds after which the kernel ends a wait; 0: it does not
         self._lost_since: float | None = None
+        self._stopped_since: float | None = None
 
     def reserve(self, frames: Sequence[FrameSpec]) -> list[torch.Tensor]:
         """See `Channel`."""
@@ -308,9 +314,21 @@ class UnixChannel:
         if self._lost_since is None:
             self._lost_since = time.monotonic()
 
-    def lost_for(self) -> float:
+    @property
+    def hung_up(self) -> bool:
         """See `Channel`."""
-        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+        return self._lost_since is not None
+
+    def lost_for(self) -> float:
+        """See `Channel`. A process that is stopped is out of reach, though its connection stands."""
+        now = time.monotonic()
+        if self._lost_since is not None:
+            return now - self._lost_since
+        if not passing.is_stopped(self._connection.process):
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        return 0.0 if self._stopped_since is None else now - self._stopped_since
 
     def close(self) -> None:
         """See `Channel`."""

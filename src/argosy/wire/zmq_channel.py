@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from argosy.cluster.lease import Lease
 from argosy.cluster.spec import Address, Task
 from argosy.errors import ConfigError, WireError
 from argosy.protocol.frames import MAX_FRAME_BYTES, FrameSpec
@@ -28,9 +29,6 @@ from argosy.wire.message import Message, blank, decode, encode
 if TYPE_CHECKING:
     import torch
 
-# A peer that is silent for so long, heartbeats included, has gone.
-HEARTBEAT_EVERY = 5.0
-HEARTBEAT_LIMIT = 20.0
 # What was sent may take so long to leave when a socket closes.
 LINGER = 2.0
 # Below this, handing memory over costs ZeroMQ more than copying it.
@@ -38,6 +36,8 @@ _COPY_BELOW = 16 * 1024
 
 # A plain number: used at every message, and enum arithmetic is slow.
 _READABLE = int(zmq.POLLIN)
+# For those who cannot say again what is lost with a connection: it is not given up lightly.
+_LEASE = Lease(60.0)
 
 # What a listener is told of: these name the descriptor, so it knows whose it is (a handshake names none).
 _COMING_AND_GOING = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
@@ -45,15 +45,16 @@ _COMING_AND_GOING = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _FOUND_AND_LOST = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-def _configure(sock: zmq.Socket[bytes]) -> None:
+def _configure(sock: zmq.Socket[bytes], lease: Lease) -> None:
     sock.setsockopt(zmq.LINGER, int(LINGER * 1000))
     sock.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     # Flow is controlled by request and answer: a high-water mark would only drop or block in surprise.
     sock.setsockopt(zmq.SNDHWM, 0)
     sock.setsockopt(zmq.RCVHWM, 0)
-    sock.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_EVERY * 1000))
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_LIMIT * 1000))
-    sock.setsockopt(zmq.HEARTBEAT_TTL, int(HEARTBEAT_LIMIT * 1000))
+    sock.setsockopt(zmq.HEARTBEAT_IVL, _milliseconds(lease.heartbeat))
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, _milliseconds(lease.heartbeat_limit))
+    sock.setsockopt(zmq.HEARTBEAT_TTL, _milliseconds(lease.heartbeat_limit))
+    sock.setsockopt(zmq.CONNECT_TIMEOUT, _milliseconds(lease.reconnect))
     sock.setsockopt(zmq.RECONNECT_IVL, 50)
     sock.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     sock.setsockopt(zmq.IPV6, 1)
@@ -94,10 +95,17 @@ def check_exposure(address: Address, insecure: bool, task: Task) -> None:
 class ZmqListener:
     """The `Listener` of a server on a TCP port, or on a listening socket that it was handed."""
 
-    def __init__(self, address: Address, *, field: str = "address", listen_fd: int | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        field: str = "address",
+        listen_fd: int | None = None,
+        lease: Lease = _LEASE,
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        _configure(self._router)
+        _configure(self._router, lease)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if listen_fd is not None:
@@ -168,6 +176,9 @@ class ZmqListener:
     def copies(self, peer: Peer) -> bool:
         return False
 
+    def stands_still(self, peer: Peer) -> bool:
+        return False  # heartbeats tell, and its connection ends
+
     def send(self, peer: Peer, header: Header, tensors: Sequence[torch.Tensor] = ()) -> bool:
         try:
             _send(self._router, [peer, *encode(header, tensors)])
@@ -190,11 +201,14 @@ class ZmqChannel:
     """A `Channel` to a server at a TCP address; it connects by itself when the server is there."""
 
     in_place = False
+    hung_up = False
 
-    def __init__(self, address: Address, identity: bytes, linger: float = LINGER) -> None:
+    def __init__(
+        self, address: Address, identity: bytes, linger: float = LINGER, lease: Lease = _LEASE
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
-        _configure(self._dealer)
+        _configure(self._dealer, lease)
         self._dealer.setsockopt(zmq.LINGER, int(linger * 1000))
         self._dealer.setsockopt(zmq.IDENTITY, identity)
         self._monitor = self._dealer.get_monitor_socket(_FOUND_AND_LOST)
