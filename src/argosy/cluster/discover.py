@@ -16,6 +16,7 @@ from argosy.cluster.settings import (
     DEFAULT_WAIT,
     FLAGS,
     LANES,
+    ON_LOSS,
     SWITCHES,
     choose_mode,
     read_bool,
@@ -50,6 +51,9 @@ class Identity:
     insecure: bool = False
     wait: float = DEFAULT_WAIT
     lease: Lease = _LEASE
+    max_restarts: int = 0  # how often a task that died is started again, by whoever started it
+    on_loss: str = "wait"
+    min_workers: int = 1
     num_gpus: int | None = None
     use_lane: bool = True
     by_torchrun: bool = False
@@ -131,6 +135,9 @@ def discover(
         insecure="insecure" in settings and read_bool("insecure", settings["insecure"]),
         wait=read_seconds("wait", settings["wait"]) if "wait" in settings else DEFAULT_WAIT,
         lease=_read_lease(settings),
+        max_restarts=read_int("max_restarts", settings.get("max_restarts", "0")),
+        on_loss=_read_on_loss(settings.get("on_loss", "wait")),
+        min_workers=read_int("min_workers", settings.get("min_workers", "1"), least=1),
         num_gpus=read_int("num_gpus", settings["num_gpus"]) if "num_gpus" in settings else None,
         use_lane=_read_lane(settings.get("lane", "auto")),
         by_torchrun=by_torchrun,
@@ -203,6 +210,12 @@ def _read_lane(text: str) -> bool:
 
 def _read_lease(settings: Mapping[str, str]) -> Lease:
     return Lease(read_seconds("lease", settings["lease"])) if "lease" in settings else _LEASE
+
+
+def _read_on_loss(text: str) -> str:
+    if text not in ON_LOSS:
+        raise ConfigError("on_loss", f"one of {', '.join(ON_LOSS)}", repr(text))
+    return text
 
 
 def _split(hosts: str) -> list[str]:

@@ -29,6 +29,9 @@ FLAGS = (
     "insecure",
     "wait",
     "lease",
+    "max_restarts",
+    "on_loss",
+    "min_workers",
     "lane",
 )
 # Flags that may stand alone: `--insecure` means `--insecure=true`.
@@ -36,12 +39,15 @@ SWITCHES = frozenset({"insecure", "is_sync"})
 
 MODES = ("sync", "async", "ring")
 LANES = ("auto", "network")
+ON_LOSS = ("wait", "shrink")
 DEFAULT_WAIT = 600.0
 # Who waits says so this often, in seconds.
 NOTICE_EVERY = 5.0
 
 # Variables by which the launcher hands a task what a flag cannot carry.
 LISTEN_FD = "ARGOSY_LISTEN_FD"
+# A memfd that outlives a server's process: what it keeps there, the next process of this task finds.
+MEMORY_FD = "ARGOSY_MEMORY_FD"
 ERROR_FILE = "ARGOSY_ERROR_FILE"
 # It shows the job's progress, so the tasks need not; where there are no servers to ask, it looks here.
 STATUS_FILE = "ARGOSY_STATUS_FILE"
