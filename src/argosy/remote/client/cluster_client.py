@@ -23,6 +23,7 @@ from argosy.protocol.remote_work import Attach, Attached, CutOff, Detach, Fault,
 from argosy.remote.client import call_sites
 from argosy.remote.client.connections import Connections, PendingReply
 from argosy.remote.client.device_name import DeviceName
+from argosy.remote.client.dispatch import Call
 from argosy.remote.client.gradient_tracking import WarmupObserver
 from argosy.remote.client.handle import RemoteDevice
 from argosy.remote.client.outbox import Outbox
@@ -291,34 +292,21 @@ class Client:
             self._wait(answer)
 
     def probe(
-        self,
-        inferred: InferredOperation,
-        device: RemoteDevice,
-        tensors: Sequence[Any],
-        floats: Sequence[float],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        self, call: Call, device: RemoteDevice, inferred: InferredOperation
     ) -> tuple[list[InferredOutput], int]:
         """Let the task run an operation and describe its results; returns these and the first number."""
         template = inferred.templates.get(device)
         if template is None:
-            template = self.define(inferred, device, args, kwargs)
-        with self.lock:
-            first = self.number
-            self.number += _MOST_RESULTS
-        numbers = [each.handle.number for each in tensors]
+            template = self.define(call, device, inferred)
+        first = self.take_numbers(_MOST_RESULTS)
+        numbers = [each.handle.number for each in call.tensors]
         site = call_sites.here()
-        answer = self._ask(device.outbox, PROBE, None, template, first, site, numbers, list(floats))
+        answer = self._ask(device.outbox, PROBE, None, template, first, site, numbers, call.floats)
         self.flush()
         message = self._wait(answer)
         if len(message.header.results) > _MOST_RESULTS:
-            raise RemoteError(
-                device.outbox.name,
-                inferred.name,
-                f"more than {_MOST_RESULTS} results",
-                call_sites.describe(site),
-                "",
-            )
+            why = f"more than {_MOST_RESULTS} results"
+            raise RemoteError(device.outbox.name, inferred.name, why, call_sites.describe(site))
         return [InferredOutput.read(wire) for wire in message.header.results], first
 
     def synchronize(self) -> None:
@@ -352,9 +340,7 @@ class Client:
                     outbox.batch.append(FORGET)
         self.inferred[key] = inferred
 
-    def define(
-        self, inferred: InferredOperation, device: RemoteDevice, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> int:
+    def define(self, call: Call, device: RemoteDevice, inferred: InferredOperation) -> int:
         """Define a template on a task; returns its number."""
         self._check_open()
         device.outbox.check()
@@ -366,8 +352,8 @@ class Client:
             template = Template(
                 number,
                 inferred.name,
-                [write_argument(each, vary) for each in args],
-                {name: write_argument(each, vary) for name, each in kwargs.items() if name != "pin_memory"},
+                [write_argument(each, vary) for each in call.args],
+                {n: write_argument(each, vary) for n, each in call.kwargs.items() if n != "pin_memory"},
                 inferred.inputs,
                 inferred.floats,
                 device.kind,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from argosy.torch_private import (
     storage_key,
     without_dispatch,
 )
+
+if TYPE_CHECKING:
+    from argosy.remote.client.dispatch import Call
 
 aten = torch.ops.aten
 
@@ -149,12 +152,11 @@ def shapes_depend_on_floats(func: Any) -> bool:
     return any(word in func.name() for word in _SHAPED_BY_FLOATS)
 
 
-def infer(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Any], floats: int
-) -> InferredOperation:
-    """Infer the results of an operation; `tensors` are its tensors, in the order of the arguments."""
+def infer(call: Call) -> InferredOperation:
+    """Infer the results of a call that is the first with its signature."""
+    func, args, kwargs, order = call.func, call.args, call.kwargs, call.tensors
     inferred = InferredOperation(func)
-    inferred.inputs, inferred.floats = len(tensors), floats
+    inferred.inputs, inferred.floats = len(order), len(call.floats)
     if inferred.alias:
         return inferred
     if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
@@ -166,8 +168,7 @@ def infer(
             f"{func.name()} is not among the operations of PyTorch that remote devices run; "
             "bring its tensors here with cpu(), and place the results"
         )
-    metas = {id(each): _meta_tensor(each.handle.meta) for each in tensors}
-    order = list(tensors)
+    metas = {id(each): _meta_tensor(each.handle.meta) for each in order}
     inferred.mutates = _positions(order, mutated(func, args, kwargs, torch.is_tensor))
     inferred.stays = _positions(order, mutated(func, args, kwargs, torch.is_tensor, side_effects=False))
     if func in _ALWAYS_PROBE or func in _PROBE_ONCE:
@@ -175,12 +176,13 @@ def infer(
         inferred.probe_once = func in _PROBE_ONCE
         return inferred
     if func is aten.as_strided.default:
-        return _as_strided(inferred, args, tensors)
+        return _as_strided(inferred, args, order)
     try:
         # Operations on meta tensors are not part of a program that is being recorded.
         with warnings.catch_warnings(), without_dispatch():
             warnings.simplefilter("ignore")
-            returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
+            given = {name: each for name, each in kwargs.items() if name != "pin_memory"}
+            returned = func(*_map(args, metas), **_map(given, metas))
     except Exception:
         if not schema_of(func).returns:  # it only writes, as fused optimizers do
             inferred.outputs = [InferredOutput()]
@@ -273,13 +275,11 @@ def _map(value: Any, metas: dict[int, torch.Tensor]) -> Any:
         return metas[id(value)]
     if isinstance(value, list | tuple):
         return type(value)(_map(each, metas) for each in value)
+    if isinstance(value, dict):
+        return {name: _map(each, metas) for name, each in value.items()}
     if isinstance(value, torch.device):
         return torch.device("meta")
     return value
-
-
-def _map_kwargs(kwargs: dict[str, Any], metas: dict[int, torch.Tensor]) -> dict[str, Any]:
-    return {name: _map(each, metas) for name, each in kwargs.items() if name != "pin_memory"}
 
 
 def _positions(tensors: Sequence[torch.Tensor], some: Iterable[torch.Tensor]) -> tuple[int, ...]:
