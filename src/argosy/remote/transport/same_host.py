@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import threading
@@ -88,6 +89,13 @@ def connect(address: Address, way: bytes, client: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def wait_for_receiver(sock: socket.socket, to_send: bool) -> None:
+    """Wait, a second at most, until the other end has read or answered."""
+    waiting = select.poll()
+    waiting.register(sock, select.POLLOUT if to_send else select.POLLIN)
+    waiting.poll(1000)
 
 
 class SameHostSender:
