@@ -58,12 +58,16 @@ class Value:
         self.fault: Fault | None = None
 
 
+def _nothing() -> None:
+    pass
+
+
 class WorkItem:
     """Work that was submitted: an operation, a segment or a message. `run` handles its own errors."""
 
     __slots__ = ("done", "heavy", "missing", "run", "sends", "urgent", "waiters")
 
-    def __init__(self, run: Callable[[], object], heavy: bool = False) -> None:
+    def __init__(self, run: Callable[[], object] = _nothing, heavy: bool = False) -> None:
         self.run = run
         self.heavy = heavy
         self.missing = 0
@@ -75,10 +79,6 @@ class WorkItem:
     def release(self) -> None:
         """Free what `run` holds: values still refer to this item as their maker or reader."""
         self.run = _nothing
-
-
-def _nothing() -> None:
-    pass
 
 
 class Scheduler:
