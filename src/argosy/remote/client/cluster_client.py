@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -32,17 +31,8 @@ from argosy.remote.client.recording import Recording
 from argosy.remote.client.seeds import Seeds
 from argosy.remote.client.shape_inference import InferredOperation, InferredOutput, results_of
 from argosy.remote.client.transfer import Transfer
-from argosy.remote.operations.instructions import (
-    DEFINE,
-    FETCH,
-    FORGET,
-    PROBE,
-    REPORT,
-    SEEN,
-    WAIT,
-    Template,
-    write_argument,
-)
+from argosy.remote.operations import instructions as codes
+from argosy.remote.operations.instructions import Template, write_argument
 from argosy.remote.transport.tensor_codec import frame_count, unpack
 from argosy.wire.message import Message
 
@@ -250,7 +240,7 @@ class Client:
     def _raise(self, fault: Fault) -> NoReturn:
         if fault.number >= 0 and fault.task in self.outboxes:
             with self.lock:  # the task need not report it again at the end
-                self.outboxes[fault.task].batch.extend((SEEN, fault.number))
+                self.outboxes[fault.task].batch.extend((codes.SEEN, fault.number))
         if fault.lost:
             raise TaskLost(fault.task, "the value that the client waits for depends on it")
         raise RemoteError(
@@ -267,7 +257,7 @@ class Client:
         for position, each in enumerate(tensors):
             by_post.setdefault(each.handle.device.outbox, []).append(position)
         asked = [
-            (self._ask(outbox, FETCH, None, [tensors[p].handle.number for p in positions]), positions)
+            (self._ask(outbox, codes.FETCH, None, [tensors[p].handle.number for p in positions]), positions)
             for outbox, positions in by_post.items()
         ]
         self.flush()
@@ -284,7 +274,7 @@ class Client:
 
     def request_progress(self, outboxes: Iterable[Outbox]) -> list[PendingReply]:
         """Ask tasks to answer when they have read what was sent until now."""
-        return [self._ask(outbox, FETCH, None, []) for outbox in outboxes]
+        return [self._ask(outbox, codes.FETCH, None, []) for outbox in outboxes]
 
     def wait_for_progress(self, asked: Sequence[PendingReply]) -> None:
         """Wait for these answers."""
@@ -301,7 +291,7 @@ class Client:
         first = self.take_numbers(_MOST_RESULTS)
         numbers = [each.handle.number for each in call.tensors]
         site = call_sites.here()
-        answer = self._ask(device.outbox, PROBE, None, template, first, site, numbers, call.floats)
+        answer = self._ask(device.outbox, codes.PROBE, None, template, first, site, numbers, call.floats)
         self.flush()
         message = self._wait(answer)
         if len(message.header.results) > _MOST_RESULTS:
@@ -311,7 +301,7 @@ class Client:
 
     def synchronize(self) -> None:
         """Wait until every task has done all its work; raises the first error that was not reported yet."""
-        asked = [self._ask(outbox, WAIT, None) for outbox in self.outboxes.values() if not outbox.lost]
+        asked = [self._ask(outbox, codes.WAIT, None) for outbox in self.outboxes.values() if not outbox.lost]
         self.flush()
         for answer in asked:
             self._wait(answer)
@@ -326,7 +316,7 @@ class Client:
         return values, size
 
     def _report(self, task: str) -> list[Any]:
-        answer = self._ask(self.device(DeviceName.parse(task)).outbox, REPORT, None)
+        answer = self._ask(self.device(DeviceName.parse(task)).outbox, codes.REPORT, None)
         self.flush()
         return self._wait(answer).header.results
 
@@ -337,7 +327,7 @@ class Client:
             with self.lock:
                 self.inferred = {}
                 for outbox in self.outboxes.values():
-                    outbox.batch.append(FORGET)
+                    outbox.batch.append(codes.FORGET)
         self.inferred[key] = inferred
 
     def define(self, call: Call, device: RemoteDevice, inferred: InferredOperation) -> int:
@@ -362,7 +352,7 @@ class Client:
                 inferred.random,
                 inferred.grad,
             )
-            device.outbox.batch.extend((DEFINE, template))
+            device.outbox.batch.extend((codes.DEFINE, template))
             inferred.templates[device] = number
             self.widths[number] = (inferred.inputs, inferred.floats, inferred.made)
         if self._log is not None:
@@ -419,9 +409,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, where: object) -> None:
         try:
             if kind is None:
                 self.synchronize()

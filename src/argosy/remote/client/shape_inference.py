@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,24 +63,15 @@ class Unsupported(RuntimeError):
     """An operation that remote devices do not support; the message names it."""
 
 
+@dataclass(slots=True)
 class InferredOutput:
     """One result of an operation."""
 
-    __slots__ = ("constant", "meta", "offset", "same_as", "view_of")
-
-    def __init__(
-        self,
-        meta: TensorMeta | None = None,
-        view_of: int = -1,
-        offset: int = 0,
-        same_as: int = -1,
-        constant: Any = None,
-    ) -> None:
-        self.meta = meta  # of a new tensor
-        self.view_of = view_of  # the input whose memory it shares
-        self.offset = offset  # from the beginning of that input
-        self.same_as = same_as  # the input that it is
-        self.constant = constant  # a result that is not a tensor
+    meta: TensorMeta | None = None  # of a new tensor
+    view_of: int = -1  # the input whose memory it shares
+    offset: int = 0  # from the beginning of that input
+    same_as: int = -1  # the input that it is
+    constant: Any = None  # a result that is not a tensor
 
     @classmethod
     def read(cls, wire: Sequence[Any]) -> InferredOutput:
@@ -91,60 +83,33 @@ class InferredOutput:
         return cls(meta, view_of, offset)
 
 
+@dataclass(slots=True, eq=False)
 class InferredOperation:
     """What is known of an operation with one signature."""
 
-    __slots__ = (
-        "absolute",
-        "alias",
-        "decompose",
-        "floats",
-        "foreach",
-        "func",
-        "grad",
-        "inputs",
-        "is_view",
-        "joint",
-        "made",
-        "mutates",
-        "name",
-        "outputs",
-        "probe",
-        "probe_once",
-        "random",
-        "reshapes",
-        "shape",
-        "single",
-        "stays",
-        "templates",
-        "whole",
-    )
-
-    def __init__(self, func: Any) -> None:
-        self.func = func
-        self.name = func.name()
-        self.grad = torch.is_grad_enabled()
-        self.inputs = 0
-        self.floats = 0
-        self.outputs: list[InferredOutput] = []
-        self.shape: Any = None  # of the result: None for a single one, else nested sequences
-        self.made = 0  # how many outputs are new values
-        # Of the only output, if it is new and not a view: the common case.
-        self.single: TensorMeta | None = None
-        self.mutates: tuple[int, ...] = ()
-        self.stays: tuple[int, ...] = ()  # of `mutates`, those whose device decides where it runs
-        self.joint = has_joint_results(func)
-        self.reshapes = False  # it changes the shape of a tensor that it writes to
-        self.absolute = False  # the offsets of its views count from the beginning of the storage
-        self.is_view = False
-        self.whole = False  # a view of all elements, in another shape
-        self.alias = func in _ALIASES
-        self.decompose = False
-        self.probe = False  # its results are unknown until it has run
-        self.probe_once = False  # they are the same at every call, so it is probed once
-        self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s"))
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.templates: dict[RemoteDevice, int] = {}
+    func: Any
+    inputs: int
+    floats: int
+    name: str
+    grad: bool  # whether autograd records
+    alias: bool
+    joint: bool
+    random: bool
+    foreach: bool
+    outputs: list[InferredOutput] = field(default_factory=list)
+    shape: Any = None  # of the result: None for a single one, else nested sequences
+    made: int = 0  # how many outputs are new values
+    single: TensorMeta | None = None  # of the only output, if it is new and not a view: the common case
+    mutates: tuple[int, ...] = ()
+    stays: tuple[int, ...] = ()  # of `mutates`, those whose device decides where it runs
+    reshapes: bool = False  # it changes the shape of a tensor that it writes to
+    absolute: bool = False  # the offsets of its views count from the beginning of the storage
+    is_view: bool = False
+    whole: bool = False  # a view of all elements, in another shape
+    decompose: bool = False
+    probe: bool = False  # its results are unknown until it has run
+    probe_once: bool = False  # they are the same at every call, so it is probed once
+    templates: dict[RemoteDevice, int] = field(default_factory=dict)
 
 
 def shapes_depend_on_floats(func: Any) -> bool:
@@ -155,17 +120,27 @@ def shapes_depend_on_floats(func: Any) -> bool:
 def infer(call: Call) -> InferredOperation:
     """Infer the results of a call that is the first with its signature."""
     func, args, kwargs, order = call.func, call.args, call.kwargs, call.tensors
-    inferred = InferredOperation(func)
-    inferred.inputs, inferred.floats = len(order), len(call.floats)
+    name = func.name()
+    inferred = InferredOperation(
+        func,
+        len(order),
+        len(call.floats),
+        name,
+        torch.is_grad_enabled(),
+        alias=func in _ALIASES,
+        joint=has_joint_results(func),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        foreach=name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s")),
+    )
     if inferred.alias:
         return inferred
-    if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
+    if has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"):
         # Seen in inference mode only; otherwise torch has decomposed it before.
         inferred.decompose = True
         return inferred
-    if func.name() not in ALLOWED:
+    if name not in ALLOWED:
         raise Unsupported(
-            f"{func.name()} is not among the operations of PyTorch that remote devices run; "
+            f"{name} is not among the operations of PyTorch that remote devices run; "
             "bring its tensors here with cpu(), and place the results"
         )
     metas = {id(each): _meta_tensor(each.handle.meta) for each in order}

@@ -18,7 +18,7 @@ from argosy.events import say
 from argosy.remote.client import call_sites
 from argosy.remote.client.dispatch import Call, RemoteTensor, dispatch_in_place, issue, wrap
 from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, device_with_most_bytes, meta_of
-from argosy.remote.client.recording import tensors_in
+from argosy.remote.client.recording import replaced, tensors_in
 from argosy.remote.client.shape_inference import infer
 from argosy.remote.operations.instructions import EXPECT, PUT, SEND
 from argosy.remote.operations.mutation import mutated
@@ -175,7 +175,7 @@ class Transfer:
         moved = {id(there): (own, there) for own, there in pairs if own is not there}
         for own, there in moved.values():
             own.copy_(there)
-        return _replace(returned, {key: own for key, (own, _) in moved.items()})
+        return replaced(returned, {key: own for key, (own, _) in moved.items()})
 
     def _factory(self, call: Call, device: RemoteDevice) -> Any:
         """Run an operation that has no tensors among its arguments, and makes one."""
@@ -208,16 +208,18 @@ class Transfer:
         """Run it in the client, because what it writes to, or its generator, is there."""
         remote = call.tensors
         values = dict(zip(map(id, remote), self._client.fetch(remote), strict=True)) if remote else {}
-        returned = call.func(*_replace(call.args, values), **_replace(call.kwargs, values))
+        returned = call.func(*replaced(call.args, values), **replaced(call.kwargs, values))
         back: dict[int, Any] = {}
         for each in writes:
             if hasattr(each, "handle"):
                 each.copy_(values[id(each)])
                 back[id(values[id(each)])] = each
         device = wanted or (remote[0].handle.device if remote else None)
-        if device is None or not call.generator:
-            return _replace(returned, back)
-        return _each(returned, lambda t: back.get(id(t)) if id(t) in back else wrap(self.put(t, device)))
+        if device is not None and call.generator:
+            for each in tensors_in(returned):
+                if id(each) not in back:
+                    back[id(each)] = wrap(self.put(each, device))
+        return replaced(returned, back)
 
     def split(self, call: Call) -> Any:
         """Run an operation on lists of tensors, once for each of their devices."""
@@ -259,17 +261,3 @@ def _called_by(file: str) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _replace(value: Any, values: dict[int, Any]) -> Any:
-    return _each(value, lambda tensor: values.get(id(tensor), tensor))
-
-
-def _each(value: Any, change: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(_each(each, change) for each in value)
-    if type(value) is dict:
-        return {name: _each(each, change) for name, each in value.items()}
-    return value
