@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -57,9 +56,7 @@ class EvaluatorSession(Session):
             self._evaluate_one(saved)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Nothing is left to do."""
 
     def _checkpoints(self) -> Iterator[folder.Saved]:

@@ -22,7 +22,7 @@ from argosy.protocol.remote_work import Attach, Attached, CutOff, Detach, Fault,
 from argosy.remote.client import call_sites
 from argosy.remote.client.connections import Connections, PendingReply
 from argosy.remote.client.device_name import DeviceName
-from argosy.remote.client.dispatch import Call
+from argosy.remote.client.dispatch import OperationCall
 from argosy.remote.client.gradient_tracking import WarmupObserver
 from argosy.remote.client.handle import RemoteDevice
 from argosy.remote.client.outbox import Outbox
@@ -282,7 +282,7 @@ class Client:
             self._wait(answer)
 
     def probe(
-        self, call: Call, device: RemoteDevice, inferred: InferredOperation
+        self, call: OperationCall, device: RemoteDevice, inferred: InferredOperation
     ) -> tuple[list[InferredOutput], int]:
         """Let the task run an operation and describe its results; returns these and the first number."""
         template = inferred.templates.get(device)
@@ -330,7 +330,7 @@ class Client:
                     outbox.batch.append(codes.FORGET)
         self.inferred[key] = inferred
 
-    def define(self, call: Call, device: RemoteDevice, inferred: InferredOperation) -> int:
+    def define(self, call: OperationCall, device: RemoteDevice, inferred: InferredOperation) -> int:
         """Define a template on a task; returns its number."""
         self._check_open()
         device.outbox.check()

@@ -217,7 +217,7 @@ def on_device(tensor: torch.Tensor, device: RemoteDevice) -> torch.Tensor:
     return wrap(transfer.copy(tensor.handle, device)).clone()
 
 
-class Call:
+class OperationCall:
     """A call of an operation. `key` is its signature; tensors and floats vary from call to call."""
 
     __slots__ = ("args", "floats", "func", "generator", "key", "kwargs", "ordinary", "tensors")
@@ -277,7 +277,7 @@ class Call:
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
     """Run an operation on its device."""
-    call = Call(func, args, kwargs)
+    call = OperationCall(func, args, kwargs)
     tensors = call.tensors
     if call.ordinary or call.generator or not tensors:
         return _uncommon(call)
@@ -320,7 +320,7 @@ def dispatch_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | N
         scope.forward = forward
 
 
-def issue(call: Call, device: RemoteDevice, inferred: InferredOperation) -> Any:
+def issue(call: OperationCall, device: RemoteDevice, inferred: InferredOperation) -> Any:
     """Add the instruction to the batch, and return the tensors that the operation returns."""
     client, tensors = device.client, call.tensors
     if inferred.alias:
@@ -407,7 +407,7 @@ def _assemble(shape: Any, made: Any) -> Any:
     return kind(_assemble(each, made) for each in parts)
 
 
-def _reshape(call: Call, inferred: InferredOperation) -> None:
+def _reshape(call: OperationCall, inferred: InferredOperation) -> None:
     """An operation such as `t_` changes the shape of its tensor, so the tensor here changes too."""
     if torch.Tag.inplace_view not in inferred.func.tags:
         raise Unsupported(f"{inferred.name}: a remote tensor cannot be resized in place")
@@ -454,7 +454,7 @@ def _remember(chosen: RemoteDevice) -> None:
 
 
 # --- uncommon calls ---------------------------------------------------------------------------------------
-def _uncommon(call: Call) -> Any:
+def _uncommon(call: OperationCall) -> Any:
     """There are local tensors or a generator among the arguments, or no tensors."""
     wanted = scope.device
     node = current_node() if wanted is not None else None
@@ -466,7 +466,7 @@ def _uncommon(call: Call) -> Any:
     return remote.client.transfer.uncommon(call, wanted)
 
 
-def _probe(call: Call, device: RemoteDevice, inferred: InferredOperation) -> Any:
+def _probe(call: OperationCall, device: RemoteDevice, inferred: InferredOperation) -> Any:
     """Let the task run it, and wait for the description of its results."""
     if inferred.random:
         device.client.keep_seeds(device)

@@ -17,7 +17,7 @@ from argosy.remote.client.handle import RemoteDevice, TensorMeta, meta_of
 from argosy.remote.operations.allowed import ALLOWED
 from argosy.remote.operations.instructions import Result
 from argosy.remote.operations.kernel import flatten
-from argosy.remote.operations.mutation import has_joint_results, mutated
+from argosy.remote.operations.mutation import argument_names, has_joint_results, mutated
 from argosy.remote.transport.tensor_codec import dtype_name, dtype_of
 from argosy.torch_private import (
     KERNEL_DEPENDENT,
@@ -30,7 +30,7 @@ from argosy.torch_private import (
 )
 
 if TYPE_CHECKING:
-    from argosy.remote.client.dispatch import Call
+    from argosy.remote.client.dispatch import OperationCall
 
 aten = torch.ops.aten
 
@@ -117,7 +117,7 @@ def shapes_depend_on_floats(func: Any) -> bool:
     return any(word in func.name() for word in _SHAPED_BY_FLOATS)
 
 
-def infer(call: Call) -> InferredOperation:
+def infer(call: OperationCall) -> InferredOperation:
     """Infer the results of a call that is the first with its signature."""
     func, args, kwargs, order = call.func, call.args, call.kwargs, call.tensors
     name = func.name()
@@ -176,7 +176,7 @@ def infer(call: Call) -> InferredOperation:
 
 def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Any) -> Any:
     """The gradients that the mask of a backward operation asks for; on meta tensors it may return all."""
-    names = [argument.name for argument in schema_of(func).arguments]
+    names = argument_names(func)
     if "output_mask" not in names:
         return returned
     given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -16,12 +16,12 @@ import torch
 
 from argosy.events import say
 from argosy.remote.client import call_sites
-from argosy.remote.client.dispatch import Call, RemoteTensor, dispatch_in_place, issue, wrap
+from argosy.remote.client.dispatch import OperationCall, RemoteTensor, dispatch_in_place, issue, wrap
 from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, device_with_most_bytes, meta_of
 from argosy.remote.client.recording import replaced, tensors_in
 from argosy.remote.client.shape_inference import infer
 from argosy.remote.operations.instructions import EXPECT, PUT, SEND
-from argosy.remote.operations.mutation import mutated
+from argosy.remote.operations.mutation import argument_names, mutated
 from argosy.remote.transport.tensor_codec import dense_strides, pack
 from argosy.torch_private import current_node, schema_of, version_of
 
@@ -141,7 +141,7 @@ class Transfer:
         return handle
 
     # --- uncommon calls -----------------------------------------------------------------------------------
-    def uncommon(self, call: Call, wanted: RemoteDevice | None) -> Any:
+    def uncommon(self, call: OperationCall, wanted: RemoteDevice | None) -> Any:
         """Run a call with local tensors or a generator, or without tensors."""
         func, args, kwargs = call.func, call.args, call.kwargs
         writes = list(mutated(func, args, kwargs, torch.is_tensor))
@@ -177,10 +177,10 @@ class Transfer:
             own.copy_(there)
         return replaced(returned, {key: own for key, (own, _) in moved.items()})
 
-    def _factory(self, call: Call, device: RemoteDevice) -> Any:
+    def _factory(self, call: OperationCall, device: RemoteDevice) -> Any:
         """Run an operation that has no tensors among its arguments, and makes one."""
         func, args, kwargs = call.func, call.args, call.kwargs
-        names = [argument.name for argument in schema_of(func).arguments]
+        names = argument_names(func)
         if "device" not in names:
             return func(*args, **kwargs)
         if _called_by(_LAZY):
@@ -196,7 +196,7 @@ class Transfer:
         kwargs = {**kwargs, "device": torch.device("cpu"), "pin_memory": None}
         if "pin_memory" not in names:
             del kwargs["pin_memory"]
-        call = Call(func, args, kwargs)
+        call = OperationCall(func, args, kwargs)
         key = tuple(call.key)
         inferred = self._client.inferred.get(key)
         if inferred is None:
@@ -204,7 +204,7 @@ class Transfer:
             self._client.keep_inferred(key, inferred)
         return issue(call, device, inferred)
 
-    def _run_here(self, call: Call, writes: Sequence[Any], wanted: RemoteDevice | None) -> Any:
+    def _run_here(self, call: OperationCall, writes: Sequence[Any], wanted: RemoteDevice | None) -> Any:
         """Run it in the client, because what it writes to, or its generator, is there."""
         remote = call.tensors
         values = dict(zip(map(id, remote), self._client.fetch(remote), strict=True)) if remote else {}
@@ -221,7 +221,7 @@ class Transfer:
                     back[id(each)] = wrap(self.put(each, device))
         return replaced(returned, back)
 
-    def split(self, call: Call) -> Any:
+    def split(self, call: OperationCall) -> Any:
         """Run an operation on lists of tensors, once for each of their devices."""
         lists = [each for each in call.args if isinstance(each, list | tuple) and each]
         length = len(lists[0])
@@ -244,7 +244,7 @@ class Transfer:
         return made if schema_of(call.func).returns else None
 
 
-def _is_view_of_ordinary(call: Call) -> bool:
+def _is_view_of_ordinary(call: OperationCall) -> bool:
     """A view shares memory with its tensor, and so cannot be made on another device."""
     if call.tensors or not call.ordinary or call.func is torch.ops.aten.lift_fresh.default:
         return False
