@@ -146,7 +146,7 @@ class RingProcessGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         """Every rank's tensor, one after the other in one."""
-        return self._runner.run("all_gather", lambda: self._gather_single(output, given), [output], opts)
+        return self.all_gather_single_coalesced([output], [given], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -157,7 +157,10 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for output, given in zip(outputs, inputs, strict=True):
-                self._gather_single(output, given)
+                self._whole("output", output, given)
+                mine = flat_of(given)
+                with Flat(output) as flat:
+                    self._group.all_gather(flat.view(self.size(), mine.numel()).unbind(), mine)
 
         return self._runner.run("all_gather", work, outputs, opts)
 
@@ -301,12 +304,6 @@ class RingProcessGroup(dist.ProcessGroup):
         if whole.dtype != part.dtype or whole.numel() != self.size() * part.numel():
             expected = f"{self.size()} times {part.numel()} elements of {part.dtype}"
             raise ConfigError(what, expected, f"{whole.numel()} of {whole.dtype}")
-
-    def _gather_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
-        self._whole("output", output, given)
-        mine = flat_of(given)
-        with Flat(output) as flat:
-            self._group.all_gather(flat.view(self.size(), mine.numel()).unbind(), mine)
 
     def _gather(self, outputs: Sequence[torch.Tensor], given: torch.Tensor) -> None:
         alike("tensor_list", outputs, given, self.size())
