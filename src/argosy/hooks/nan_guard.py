@@ -79,7 +79,7 @@ class NanGuard(Hook):
         self.skipped += 1
         self._unsaid += 1
         times = f" ({self._unsaid} times since this was last said)" if self._unsaid > 1 else ""
-        self._say(session, f"{what} has {value}, so nothing of it is given{times}")
+        self._say(session, f"{what} has {value}, so this worker skips the step{times}")
 
     def _say(self, session: Session, text: str) -> None:
         now = time.monotonic()
@@ -91,7 +91,7 @@ class NanGuard(Hook):
     def end(self, session: Session) -> None:
         """How many there were in all."""
         if self.skipped:
-            say(f"{session.replica.task} gave nothing to {self.skipped} steps: gradients were not finite")
+            say(f"{session.replica.task} skipped {self.skipped} steps because its gradients were not finite")
 
 
 def _values(parameter: nn.Parameter) -> Tensor:

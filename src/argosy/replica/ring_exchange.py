@@ -156,8 +156,8 @@ class RingExchange:
             names = [name for name, each in zip(self._member.names, told, strict=True) if any(each)]
             if names and self._member.rank == 0:
                 say(
-                    f"without a session the first gradient of {', '.join(names)} is of its own initial "
-                    "parameters, not of the chief's: use a session, or the same seed for the model"
+                    f"without a session {', '.join(names)} computed the first gradient from its own initial "
+                    "parameters, not from the chief's: use a session, or the same seed for the model"
                 )
 
     @property
@@ -277,7 +277,7 @@ class RingExchange:
         ended = self._round(says if tells else Says.SKIPS, "ends", takes=True)
         if ended.held:
             raise ArgosyError(
-                "a worker accumulates gradients while another makes a step with them; "
+                "one worker accumulates gradients while another applies them; "
                 "call step() with the same `every` on every worker"
             )
         return bool(ended.givers)

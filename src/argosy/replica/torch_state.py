@@ -119,7 +119,7 @@ class TorchState:
         self, checkpoint: Checkpoint, name: str, shape: list[int] | str, parameter: nn.Parameter
     ) -> None:
         if shape != list(parameter.shape):
-            remedy = "the checkpoint is of another model: choose another directory"
+            remedy = "it is of another model: choose another directory"
             expected = f"{shape}, as in {checkpoint.path}"
             raise ConfigError(f"parameter {name}", expected, list(parameter.shape), remedy)
         parameter.copy_(checkpoint.tensor("param", name).view(parameter.shape))

@@ -145,7 +145,7 @@ class Leaders:
             if (cause := self._first_cause()) is not None:
                 raise cause from None
             others = ", ".join(name for host, name in enumerate(self._names) if host != self._host)
-            raise TaskLost(others, f"what connects the hosts failed: {str(error).splitlines()[0]}") from None
+            raise TaskLost(others, f"the hosts lost their connection: {str(error).splitlines()[0]}") from None
 
     def _first_cause(self) -> JobFailed | None:
         """Why a connection may have ended: what a failing worker has told, if it had the time to."""

@@ -286,7 +286,7 @@ class RingProcessGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         """Refused."""
-        raise ConfigError("src", "the rank to receive from", None, "the argosy backend must know it")
+        raise ConfigError("src", "the rank to receive from", None, "pass the rank that sends")
 
     def _start_coalescing(self, device: object) -> None:
         """Calls are not gathered: each is run as it comes."""
@@ -322,7 +322,7 @@ def _operation(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
         for tensor in tensors:
             if tensor.is_complex() or (found in _BITWISE and tensor.is_floating_point()):
                 kind = "integers" if found in _BITWISE else "real numbers"
-                raise ConfigError("op", f"SUM or AVG, as {found.upper()} takes {kind}", tensor.dtype)
+                raise ConfigError("op", f"SUM or AVG, since {found.upper()} takes {kind} only", tensor.dtype)
     return found
 
 

@@ -203,13 +203,13 @@ def _fetch(mailbox: Mailbox, company: RanksByHost, own: Sequence[int]) -> list[i
     try:
         connection = connect(name, socket.SOCK_SEQPACKET, mailbox.timeout)
     except ConnectionRefusedError:
-        raise TaskLost(its_name, "it has given up waiting for the ring to be complete") from None
+        raise TaskLost(its_name, "it gave up waiting for the other ranks") from None
     except PermissionError:
-        raise TaskLost(its_name, "somebody else answers in its place") from None
+        raise TaskLost(its_name, "a process of another user answers in its place") from None
     with connection:
         send(connection, _HELLO.pack(company.rank), own)
         _, descriptors = receive(connection, 1, count)
     if len(descriptors) != count:
         close_all(descriptors)
-        raise TaskLost(its_name, "it hung up while the ring was made")
+        raise TaskLost(its_name, "it closed the connection while the ring was being set up")
     return descriptors

@@ -46,7 +46,7 @@ def _bind(bind: Address) -> socket.socket:
     except OSError as error:
         bound.close()
         raise ConfigError(
-            "address of /job:worker/task:0", "an address of this machine that is free", f"{bind} ({error})"
+            "address of /job:worker/task:0", "a free address of this machine", f"{bind} ({error})"
         ) from None
     return bound
 

@@ -110,7 +110,7 @@ class Client:
         for task in cluster.tasks():
             if (found := self._arrivals[str(task)]).task != str(task):
                 raise ConfigError(
-                    f"address of {task}", f"{task}", f"{found.task}", "is the cluster the same everywhere?"
+                    f"address of {task}", f"{task}", f"{found.task}", "do all tasks have the same cluster?"
                 )
             self.connections.use_local_connection(str(task), cluster.address(task))
             outbox = self.outboxes[str(task)] = Outbox(str(task), self.connections)
@@ -379,13 +379,13 @@ class Client:
         wanted = f"{task}/{kind}"
         if not self._soft:
             raise ConfigError(
-                "device", f"one that {task} has: {have}", wanted, "or connect(allow_soft_placement=True)"
+                "device", f"one that {task} has: {have}", wanted, "or use connect(allow_soft_placement=True)"
             )
         fallback = self._devices.get((task, "cpu:0"))
         assert fallback is not None
         if wanted not in self._softened:
             self._softened.add(wanted)
-            say(f"{wanted} does not exist: its operations run on {fallback}")
+            say(f"{wanted} does not exist: operations placed there run on {fallback}")
         return fallback
 
     # --- the end ------------------------------------------------------------------------------------------

@@ -45,9 +45,7 @@ def _read_target(target: str | None) -> Address:
         return Address.parse(target.rpartition("//")[2], "target")
     text = os.environ.get(variable("cluster"), "")
     if not text:
-        raise ConfigError(
-            "target", "host:port of a task", "none", "or start the program with argosy run --serve"
-        )
+        raise ConfigError("target", "host:port of a task", "none", "pass one, or use argosy run --serve")
     try:
         cluster = ClusterSpec(json.loads(text))
     except json.JSONDecodeError as error:

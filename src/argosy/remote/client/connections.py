@@ -169,7 +169,7 @@ class Connections:
         except EOFError:
             pass  # the network channel reports the loss of a task
         except WireError as error:
-            say(f"from {task}, message dropped: {error}")
+            say(f"dropped a message from {task}: {error}")
         self._poller.unregister(receiver.fileno())
         del self._receivers[receiver.fileno()]
         receiver.close()
@@ -181,7 +181,7 @@ class Connections:
                 with without_dispatch():  # this thread may be inside a device scope
                     message = channel.receive(0)
             except WireError as error:
-                say(f"from {task}, message dropped: {error}")
+                say(f"dropped a message from {task}: {error}")
                 continue
             if message is None:
                 break

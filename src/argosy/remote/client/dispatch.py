@@ -137,7 +137,7 @@ class RemoteTensor(torch.Tensor):
             "state",
             "ordinary tensors",
             f"one on {self.handle.device}",
-            "argosy.fetch() brings a whole state here",
+            "call argosy.fetch() first: it fetches a whole state",
         )
 
     @property

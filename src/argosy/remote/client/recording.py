@@ -117,7 +117,7 @@ class Recording:
         if func is LOCAL_SCALAR:
             if id(args[0]) in self._written_here:
                 self.trouble = (
-                    "it reads a number that changes at every step (an optimizer's count? use fused=True)"
+                    "it reads a number that changes at every step (an optimizer's step count? use fused=True)"
                 )
             self.guards.append((args[0], returned))
             return

@@ -57,7 +57,7 @@ class Transfer:
         """A copy of a value on another device; the same one again until the value is written to."""
         if handle.device.client is not device.client:
             raise RuntimeError(
-                f"a tensor on {handle.device} belongs to another client: fetch it, and place it with this one"
+                f"a tensor on {handle.device} belongs to another client: fetch it, then place it"
             )
         known = handle.copies.get(device) if handle.copies is not None else None
         client, there, here = self._client, device.outbox, handle.device.outbox
@@ -186,9 +186,7 @@ class Transfer:
         if _called_by(_LAZY):
             if not self._lazy:
                 self._lazy = True
-                say(
-                    "UninitializedParameter: a lazy module stays local; argosy.place() it after its first run"
-                )
+                say("a lazy module is local until its first forward pass: call argosy.place() after that")
             return func(*args, **kwargs)
         asked = kwargs.get("device")
         if asked is not None and torch.device(asked).type == "meta":

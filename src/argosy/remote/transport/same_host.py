@@ -258,7 +258,7 @@ class SameHostReceiver:
             return None
         sizes: tuple[int, ...] = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
         if sizes[0] > MAX_HEADER_BYTES or any(size > MAX_FRAME_BYTES for size in sizes[1:]):
-            raise WireError("message: larger than it may be")
+            raise WireError("message: larger than the limit")
         end = begin + (sizes[0] if buffer >= 0 else sum(sizes))
         if len(data) < end:
             return None
