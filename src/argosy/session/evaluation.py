@@ -43,9 +43,7 @@ class EvaluatorSession(Session):
         if evaluate is None:
             raise ConfigError("evaluate", "a function of the model", None, "session(evaluate=...)")
         if training.keeping is None:
-            raise ConfigError(
-                "directory", "where the job keeps its checkpoints", None, "session(directory=...)"
-            )
+            raise ConfigError("directory", "that of the job's checkpoints", None, "session(directory=...)")
         self._evaluate = evaluate
         self._directory = Path(training.keeping.directory)
         self._wait = wait

@@ -303,8 +303,7 @@ class Client:
         """Wait until every task has done all its work; raises the first error that was not reported yet."""
         asked = [self._ask(outbox, codes.WAIT, None) for outbox in self.outboxes.values() if not outbox.lost]
         self.flush()
-        for answer in asked:
-            self._wait(answer)
+        self.wait_for_progress(asked)
 
     def ran(self, task: str) -> dict[str, int]:
         """How often a task has run each operation for this client, as the task counts."""
