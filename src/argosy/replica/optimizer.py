@@ -170,7 +170,7 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
         """At the first step: without a session nobody has told us of the model, and so of its buffers."""
         if self._speaks and keeps_statistics(p for group in self.param_groups for p in group["params"]):
             say(
-                "without a session each worker keeps its own BatchNorm statistics and other buffers: "
+                "without a session each worker keeps its own BatchNorm running statistics and buffers: "
                 "train in `with replica.session(model, optimizer)`"
             )
 
