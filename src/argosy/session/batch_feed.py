@@ -88,7 +88,7 @@ class BatchFeed:
         self.pass_random = own.capture()
         iterator = iter(loader)
         if skipped:
-            say(f"skips {skipped} batches, which were used before")
+            say(f"skips {skipped} batches that were used before the restart")
             for _ in range(skipped):
                 if next(iterator, self) is self:
                     break
