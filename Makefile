@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Two processes share the files of tests: most tests wait for something, and each file has its own set-up.
+TWO    := -n 2 --dist loadfile
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 
 .PHONY: help venv demo test test-slow test-faults test-planted lint pytest soak bench clean
@@ -32,7 +34,7 @@ lint: venv        ## ruff and mypy --strict
 	$(BIN)/mypy
 
 pytest: venv      ## all tests but the slow ones and further cases of faults
-	$(BIN)/python -m pytest -m "not slow and not faults"
+	$(BIN)/python -m pytest -m "not slow and not faults" $(TWO)
 
 test-slow: venv   ## the slow ones: torch's own tests of devices and backends, two hosts, whole examples
 	$(BIN)/python -m pytest -m slow

@@ -203,10 +203,11 @@ def test_status_prints_what_a_server_tells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = types.ModuleType("argosy.store.inquiry")
-    monkeypatch.setattr(module, "query", lambda address, stacks: f"asked {address}", raising=False)
+    monkeypatch.setattr(module, "query", lambda *asked: f"asked {asked}", raising=False)
     monkeypatch.setitem(sys.modules, "argosy.store.inquiry", module)
     assert cli.main(["status", "localhost:2222"]) == 0
-    assert capsys.readouterr().out == "asked localhost:2222\n"
+    assert cli.main(["status", "localhost:2222", "--stacks"]) == 0
+    assert capsys.readouterr().out == "asked ('localhost:2222', False)\nasked ('localhost:2222', True)\n"
 
 
 def test_other_errors_are_one_line_with_exit_code_1(

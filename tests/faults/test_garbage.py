@@ -114,6 +114,7 @@ def test_garbage_changes_nothing(jobs: Jobs, mode: str) -> None:
     for server in (0, 1):
         attack(job.port(f"/job:ps/task:{server}"))
     assert f"step {steps}\n" not in job.launcher.out, "the job was over before the garbage came"
+    job.hurry()
     assert job.wait() == 0, job
     for worker in (0, 1):
         done, at, least, most = job.lines(f"/job:worker/task:{worker}")[-1].split()

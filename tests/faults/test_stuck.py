@@ -32,7 +32,7 @@ with replica.session(model, optimizer) as session:
 """
 
 
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("worker", [1, pytest.param(0, marks=pytest.mark.faults)])
 def test_a_job_that_is_stuck_says_where(jobs: Jobs, worker: int) -> None:
     cluster = jobs.cluster(2, 2)
     cluster.start_all([jobs.script(TRAIN), "--mode=sync"], HANGS=str(worker))

@@ -200,6 +200,7 @@ def test_a_worker_that_is_killed_takes_nobody_with_it(launcher: Launcher) -> Non
     assert re.search(r"\n/job:worker/task:1 was killed by SIGKILL \(pid \d+\)\n$", launch.text)
 
 
+@pytest.mark.parametrize("launcher", ["forked"], indirect=True)  # the supervisor's patience, once
 def test_a_worker_that_was_survived_is_not_blamed_for_what_follows(launcher: Launcher) -> None:
     launcher.keeps_logs = True
     body = """
@@ -217,6 +218,7 @@ def test_a_worker_that_was_survived_is_not_blamed_for_what_follows(launcher: Lau
     assert re.search(r"\n/job:worker/task:0 failed with exit code 1 \(pid \d+\):\nlost /job:ps", launch.text)
 
 
+@pytest.mark.parametrize("launcher", ["forked"], indirect=True)  # the supervisor's patience, once
 def test_a_ring_ends_with_a_worker_that_is_killed(launcher: Launcher) -> None:
     launcher.keeps_logs = True
     body = """
