@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from argosy.cluster.lease import Lease
 from argosy.cluster.spec import ClusterSpec, Task
@@ -37,7 +37,7 @@ class ConnectedTasks:
     def greet(self, peer: Peer, hello: Hello, task: Task) -> bool:
         """Note who a peer is, after `check`; whether this process has been here before on another way."""
         again = self._lives.get(task) == hello.life
-        if task in self._departed:
+        if task in self._departed and task in self._peers:
             del self._tasks[self._peers[task]]
         self._tasks[peer] = task
         self._peers[task] = peer
@@ -66,6 +66,16 @@ class ConnectedTasks:
             raise ConfigError(
                 "task_index", f"a task that is free; {task} is taken by a running process", "it"
             )
+
+    @property
+    def lives(self) -> dict[Task, str]:
+        """Which process each task is."""
+        return self._lives
+
+    def recall(self, lives: Mapping[Task, str]) -> None:
+        """An earlier process of this server knew these; from now on their leases run, until they come."""
+        self._lives = dict(lives)
+        self._departed = dict.fromkeys((task for task in lives if self._is_here(task)), time.monotonic())
 
     def is_life(self, task: Task, life: str) -> bool:
         """Whether the process that is this task said that this is its life."""
@@ -111,9 +121,9 @@ class ConnectedTasks:
         gone = [task for task, since in self._departed.items() if since < limit]
         for task in gone:
             del self._departed[task]
-            peer = self._peers.pop(task)
-            del self._tasks[peer]
-            self._given_up[peer] = task
+            if (peer := self._peers.pop(task, None)) is not None:
+                del self._tasks[peer]
+                self._given_up[peer] = task
         return gone
 
     def _look(

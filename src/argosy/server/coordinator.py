@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from argosy.cluster.spec import Task
 from argosy.errors import ModelMismatch, WireError
 from argosy.modes import Mode, Sync
@@ -17,8 +19,8 @@ from argosy.protocol.header import Header
 from argosy.protocol.joining import Describe, Described, JobOver, Refused, Register
 from argosy.protocol.layout import Layout
 from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
-from argosy.server.gathers import Gathers
-from argosy.server.tally import Tally
+from argosy.server.gathers import Gathers, GathersValue
+from argosy.server.tally import CountsValue, Tally
 from argosy.store.same_batches import SameBatches
 from argosy.update.admission import admission_for
 from argosy.update.checkpoints import Checkpoints
@@ -26,6 +28,7 @@ from argosy.update.clipping import NormCollector
 from argosy.update.coordination import (
     Arrived,
     Coordination,
+    CoordinationValue,
     CutWanted,
     CutWritten,
     Event,
@@ -37,6 +40,17 @@ from argosy.update.coordination import (
 from argosy.update.membership import Roster
 
 CHIEF = 0
+
+
+class CoordinatorValue(msgspec.Struct, array_like=True):
+    """All that the coordinator knows, but for the model and the checkpoints, as plain data."""
+
+    core: CoordinationValue
+    described: list[int]
+    gathers: GathersValue
+    norms: tuple[dict[int, dict[int, float]], int] | None
+    tally: list[CountsValue]
+    failure: JobOver | None
 
 
 class Coordinator:
@@ -71,6 +85,31 @@ class Coordinator:
         self._norms: NormCollector | None = None
         self.tally = Tally(workers)
         self._first_batches = SameBatches()
+
+    def value(self) -> CoordinatorValue:
+        """What the next process of this server needs, beside the registrations."""
+        return CoordinatorValue(
+            self._core.value(),
+            sorted(self._described),
+            self._gathers.value(),
+            None if self._norms is None else self._norms.value(),
+            self.tally.value(),
+            self.failure,
+        )
+
+    def recall(
+        self, value: CoordinatorValue, registrations: Sequence[Register], checkpoints: Checkpoints | None
+    ) -> None:
+        """Go on from there."""
+        for header in registrations:
+            self.register(header, 0, checkpoints)
+        self._core.recall(value.core)
+        self._described = set(value.described)
+        self._gathers.recall(value.gathers)
+        if self._norms is not None and value.norms is not None:
+            self._norms.recall(value.norms)
+        self.tally.recall(value.tally)
+        self.failure = value.failure
 
     @property
     def step(self) -> int:

@@ -11,6 +11,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 
+class GathersValue(msgspec.Struct, array_like=True):
+    """Gathers as plain data."""
+
+    brought: dict[int, dict[int, msgspec.Raw]]
+    held: int
+    latest: dict[int, msgspec.Raw]
+
+
 class Gathers:
     """The values brought so far to each gather that has not taken place."""
 
@@ -18,6 +26,19 @@ class Gathers:
         self._brought: dict[int, dict[int, msgspec.Raw]] = {}
         self.held = 0  # the number of the last that took place
         self._latest: dict[int, msgspec.Raw] = {}  # what was brought to it
+
+    def value(self) -> GathersValue:
+        """All of this."""
+        return GathersValue(self._brought, self.held, self._latest)
+
+    def recall(self, value: GathersValue) -> None:
+        """Go on from there; what was decoded must not refer to the bytes that it came from."""
+        self._brought = {
+            number: {worker: value.copy() for worker, value in brought.items()}
+            for number, brought in value.brought.items()
+        }
+        self.held = value.held
+        self._latest = {worker: brought.copy() for worker, brought in value.latest.items()}
 
     def attend(self, number: int, worker: int, value: msgspec.Raw) -> None:
         """A worker is there, with a value."""

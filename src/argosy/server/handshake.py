@@ -7,6 +7,7 @@ part is the coordinator's to say, and a stranger who calls himself a worker wait
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
@@ -101,6 +102,15 @@ class Handshake:
             return
         why = f"it had no connection to {self._connected.me} for too long, and the job goes on without it"
         self._listener.send(peer, Refused("lost", str(task), "", why, "start the task again"))
+
+    @property
+    def admitted(self) -> dict[int, str]:
+        """The life of each worker that the coordinator has let in, as another server knows it."""
+        return self._admitted
+
+    def recall(self, admitted: Mapping[int, str]) -> None:
+        """An earlier process of this server knew these."""
+        self._admitted = dict(admitted)
 
     def admit(self, worker: int, life: str) -> None:
         """The coordinator has let this process in."""

@@ -33,6 +33,7 @@ class MissingTasks:
         buffers: ModelBuffers,
         wait: float,
         lease: Lease,
+        restarts: bool,
     ) -> None:
         self._me = me
         self._cluster = cluster
@@ -42,6 +43,8 @@ class MissingTasks:
         self._buffers = buffers
         self._wait = wait
         self._lease = lease
+        self._restarts = restarts
+        self._lost_at: dict[Task, float] = {}  # servers that will be started again
         self._started = self._last_notice = self._last_look = time.monotonic()
 
     def look(self, now: float) -> None:
@@ -55,13 +58,14 @@ class MissingTasks:
         if now - self._last_notice >= NOTICE_EVERY:
             self._last_notice = now
             for task in self._missing():
-                say_waiting(self._cluster.describe(task), now - self._started)
+                say_waiting(self._cluster.describe(task), now - self._lost_at.get(task, self._started))
             for task, seconds in self._links.silent():
                 say_waiting(self._cluster.describe(task), seconds)
                 if seconds > self._lease.seconds:
-                    self.lose(task, f"nothing was heard of it for {seconds:.0f} s")
+                    self._fail_with(task, f"nothing was heard of it for {seconds:.0f} s")
         if now - self._started > self._wait:
-            self._give_up_on(self._missing())
+            late = [t for t in self._missing() if now - self._lost_at.get(t, self._started) > self._wait]
+            self._give_up_on(late)
 
     def _heed_launcher(self) -> None:
         if (failure := failure_elsewhere()) is None:
@@ -94,13 +98,22 @@ class MissingTasks:
             self.lose(task)
 
     def lose(self, task: Task, why: str = "its connection ended") -> None:
-        """A task is gone: a job goes on without a worker, but not without a server."""
-        if task.job == "ps":
-            error = TaskLost(self._cluster.describe(task), why)
-            if self._coordinator is None:
-                raise error
-            self._coordinator.fail(task, str(error))
+        """A task is gone: a job goes on without a worker, but not without a server, which is waited for if
+        it will be started again.
+        """
+        if task.job == "ps" and self._restarts:
+            say(f"{self._cluster.describe(task)} is gone ({why}); waiting until it is started again")
+            self._lost_at[task] = time.monotonic()
+            self._links.call_again(task)
+        elif task.job == "ps":
+            self._fail_with(task, why)
         elif self._coordinator is not None and self._coordinator.roster.has_a_part(task.index):
             say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
             self._buffers.forget(task.index)
             self._coordinator.lose(task.index)
+
+    def _fail_with(self, server: Task, why: str) -> None:
+        error = TaskLost(self._cluster.describe(server), why)
+        if self._coordinator is None:
+            raise error
+        self._coordinator.fail(server, str(error))

@@ -45,11 +45,13 @@ from argosy.protocol.training import (
 )
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.connected_tasks import ConnectedTasks
-from argosy.server.coordinator import Coordinator
+from argosy.server.coordinator import Coordinator, CoordinatorValue
+from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.server.handshake import Handshake
 from argosy.server.job_end import JobEnd
 from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
+from argosy.server.outbox import Outbox
 from argosy.server.peer_links import PeerLinks
 from argosy.server.status_report import StatusAnswers
 from argosy.server.worker_requests import WorkerRequests
@@ -67,8 +69,17 @@ _NOTHING_ASKED = WaitingRequest()
 _LEASE = Lease()
 
 
+class Lives(msgspec.Struct, array_like=True):
+    """Which processes the workers are, as this server knows it and as the coordinator has said."""
+
+    workers: dict[int, str]
+    admitted: dict[int, str]
+
+
 class ParameterServer:
-    """One ps task. `connect` opens a channel to another server."""
+    """One ps task. `connect` opens a channel to another server. `memory` may outlive this process, and
+    `restarts` says that a server which died will be started again.
+    """
 
     def __init__(
         self,
@@ -79,27 +90,42 @@ class ParameterServer:
         wait: float,
         lane: str = "",
         lease: Lease = _LEASE,
+        memory: Memory | None = None,
+        restarts: bool = False,
     ) -> None:
         self.task = Task("ps", index)
         self._cluster = cluster
-        self._listener = listener
+        self._memory = memory or OrdinaryMemory()
+        # What leaves this server tells of what it keeps: so it is kept first.
+        self._outbox = Outbox(listener) if self._memory.lasts else None
+        self._listener = listener = self._outbox or listener
         self._workers = list(cluster.tasks("worker"))
         self._lease = lease
         self._connected = ConnectedTasks(cluster, self.task, self._is_here, lease)
         self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self.stop_wanted = False  # set by a signal
         self._looked = 0.0
+        self._lives_changed = False
         self._unsettled = True
-        self._saving = ShardSaving(index, cluster.count("ps"))
+        self._saving = ShardSaving(index, cluster.count("ps"), self._memory)
         self._executor = OrderExecutor(
-            index, self._reply, self._report_norm, self._copies, self._saving, cluster.count("worker")
+            index,
+            self._reply,
+            self._report_norm,
+            self._copies,
+            self._saving,
+            cluster.count("worker"),
+            self._memory,
+            self._settle,
         )
         self._coordinator = self._make_coordinator() if index == 0 else None
         self.status = StatusAnswers(
             cluster, listener, self._coordinator, self._waiting, self._connected.is_life
         )
-        self._requests = WorkerRequests(cluster, self._executor, self._saving, self._coordinator)
-        self._links = PeerLinks(cluster, self.task, connect, use_lane=bool(lane))
+        self._requests = WorkerRequests(
+            cluster, self._executor, self._saving, self._coordinator, self._memory
+        )
+        self._links = PeerLinks(cluster, self.task, connect, bool(lane), self._memory, restarts)
         self._job_end = JobEnd(str(self.task), self._coordinator, self._saving)
         self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
         self._missing_tasks = MissingTasks(
@@ -111,7 +137,52 @@ class ParameterServer:
             self._executor.buffers,
             wait,
             lease,
+            restarts,
         )
+        if self._memory.found:
+            self._recall()
+
+    # --- what the next process of this server needs -------------------------------------------------------
+    def _keep(self) -> None:
+        """Make everything valid that the next process would need."""
+        if not self._memory.lasts:
+            return
+        self._executor.keep()
+        self._links.keep()
+        self._saving.keep()
+        if self._coordinator is not None:
+            self._memory.put("coordinator", msgspec.msgpack.encode(self._coordinator.value()))
+        if self._lives_changed:
+            self._lives_changed = False
+            workers = {task.index: life for task, life in self._connected.lives.items() if task.job != "ps"}
+            lives = Lives(workers, self._handshake.admitted)
+            self._memory.put("lives", msgspec.msgpack.encode(lives))
+        self._memory.commit()
+
+    def _settle(self) -> None:
+        """Keep what has come of a message, and then send what follows from it."""
+        self._keep()
+        if self._outbox is not None:
+            self._outbox.flush()
+        self._links.flush()
+
+    def _recall(self) -> None:
+        """Go on where the last process of this server was."""
+        if self._coordinator is not None:
+            self._saving.recall_directory()
+        registrations = self._executor.recall()
+        if self._coordinator is not None and (kept := self._memory.get("coordinator")) is not None:
+            value = msgspec.msgpack.decode(kept, type=CoordinatorValue)
+            self._coordinator.recall(value, registrations, self._saving.checkpoints)
+        self._requests.recall()
+        self._links.recall()
+        if (kept := self._memory.get("lives")) is not None:
+            lives = msgspec.msgpack.decode(kept, type=Lives)
+            self._connected.recall({Task("worker", worker): life for worker, life in lives.workers.items()})
+            self._handshake.recall(lives.admitted)
+        if (report := self._saving.unwritten()) is not None:
+            self._links.tell(report)
+        say(f"{self.task} is back at step {self._executor.step}")
 
     def _make_coordinator(self) -> Coordinator:
         return Coordinator(
@@ -140,6 +211,7 @@ class ParameterServer:
         if self._coordinator is None:
             return
         self._links.tell(self._job_end.verdict())
+        self._settle()
         deadline = time.monotonic() + self._lease.seconds
         while not self._links.has_told() and (now := time.monotonic()) < deadline:
             self._step(self._listener.receive(timeout=_LINK_EVERY))
@@ -159,12 +231,14 @@ class ParameterServer:
         self._unsettled = False
         self._looked = now
         self._keep_time(now)
+        self._settle()
         return True
 
     def _step(self, arrival: Arrival | None) -> None:
         match arrival:
             case Delivery(peer, message):
                 self._deliver(peer, message)
+                self._settle()
             case Departure(peer, final):
                 self._unsettled = True
                 self._connected.depart(peer, final)
@@ -177,6 +251,7 @@ class ParameterServer:
         task = self._connected.task(peer)
         try:
             if isinstance(header, Hello):
+                self._lives_changed = True
                 self._handshake.greet(peer, header)
             elif isinstance(header, StatusRequest | StacksOffer | Stacks):
                 self.status.hear(peer, header)
@@ -249,17 +324,19 @@ class ParameterServer:
             case Fail(reason, failed) if self._coordinator is not None:
                 self._coordinator.fail(failed or task, reason)
             case Admitted(worker, life) if task.index == 0:
+                self._lives_changed = True
                 self._handshake.admit(worker, life)
             case ShardSaved() if self._coordinator is not None:
                 self._saving.collect(task.index, header)
             case StopRequest() if self._coordinator is not None:
                 self._coordinator.stop()
             case Scale(step, factor) if task.index == 0:
-                self._executor.scale(step, factor)
+                self._executor.expect_factor(step, factor)
+                self._executor.go_on()
             case JobOver() if task.index == 0:
                 self._job_end.told = header
                 self._unsettled = True
-                self._links.say_state()  # the coordinator waits for this before it ends
+                self._links.say_state_soon()  # the coordinator waits for this before it ends
             case _:
                 raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
 
@@ -284,6 +361,7 @@ class ParameterServer:
                     plain = msgspec.structs.replace(header, buffers=(), numbers={})
                 self._untold.append((worker, plain))
             self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
+        self._executor.resume()
         self._executor.add_early()
 
     def _advance_saving(self) -> None:
@@ -328,11 +406,17 @@ class ParameterServer:
         self.status.note(decisions)
         self._links.tell(Orders(tuple(decisions), tuple(self._untold)))
         self._untold.clear()
-        self._executor.carry_out(decisions)
+        self._executor.order(decisions)
+        self._keep()  # once an update has begun, nothing else may be decided in its place
+        self._links.flush()  # the others need not wait for this server's own part
+        self._executor.carry_out()
 
     def _scale(self, scale: Scale) -> None:
         self._links.tell(scale)
-        self._executor.scale(scale.step, scale.factor)
+        self._executor.expect_factor(scale.step, scale.factor)
+        self._keep()
+        self._links.flush()
+        self._executor.go_on()
 
     def _report_norm(self, step: int, square: float) -> None:
         if self._coordinator is not None:
@@ -373,4 +457,5 @@ class ParameterServer:
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether a connection that ended was made anew; its task may have had nothing to say since."""
-        return self._listener.send(peer, WaitingReport((), 0.0))
+        listener = self._listener if self._outbox is None else self._outbox.listener
+        return listener.send(peer, WaitingReport((), 0.0))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.cluster.cores import obey_threads, share_cores
 from argosy.cluster.discover import Identity, discover_server
-from argosy.cluster.launcher import handed_socket, mark_joined
+from argosy.cluster.launcher import handed_memory, handed_socket, mark_joined
 from argosy.cluster.lease import DEFAULT_LEASE, Lease
 from argosy.cluster.malloc import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
@@ -60,6 +60,7 @@ class Server:
         remote: bool = True,
         trains: bool = True,
         listen_fd: int | None = None,
+        restarts: bool = False,
     ) -> None:
         mark_joined()
         self._cluster = cluster if isinstance(cluster, ClusterSpec) else ClusterSpec(cluster)
@@ -73,6 +74,8 @@ class Server:
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
         handed = handed_socket() if listen_fd is None else listen_fd
+        self._memory_fd = handed_memory()
+        self._restarts = restarts
         field = f"address of {self._task}"
         lasting = {"lease": self._lease} if self._trains else {}
         network = ZmqListener(address, field=field, listen_fd=handed, **lasting)
@@ -113,6 +116,7 @@ class Server:
             listener = self._hand_over([called])
         import torch
 
+        from argosy.server.durable_memory import DurableMemory
         from argosy.server.parameter_server import ParameterServer
 
         obey_threads()
@@ -127,6 +131,8 @@ class Server:
             self._wait,
             lane=self._inbox.lane if self._inbox is not None else "",
             lease=self._lease,
+            memory=None if self._memory_fd is None else DurableMemory(self._memory_fd),
+            restarts=self._restarts,
         )
 
         def stop() -> bool:

@@ -8,11 +8,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import msgspec
 
 from argosy.modes import Async, Mode, Sync
 from argosy.protocol.decisions import Answer, Apply, Decision, Forget, Part, Push, Status
 from argosy.update.membership import Roster
+
+
+class AsyncValue(msgspec.Struct, array_like=True, tag="async"):
+    """An asynchronous policy as plain data."""
+
+    step: int
+    last_step: int | None
+    outstanding: dict[int, int]
+    held: list[Push]
+    unanswered: list[tuple[Push, Status, int]]
+
+
+class SyncValue(msgspec.Struct, array_like=True, tag="sync"):
+    """A synchronous policy as plain data."""
+
+    step: int
+    last_step: int | None
+    fresh: list[Part]
+    folded: list[Part]
+    turns: dict[int, int]
+    waiting: dict[int, Push]
+
+
+AdmissionValue: TypeAlias = AsyncValue | SyncValue
 
 
 class Admission(Protocol):
@@ -35,6 +61,12 @@ class Admission(Protocol):
 
     def queue(self) -> int:
         """How many gradients are held for a step to come."""
+
+    def value(self) -> AdmissionValue:
+        """All of this as plain data."""
+
+    def recall(self, value: AdmissionValue) -> None:
+        """Go on from there."""
 
 
 def admission_for(mode: Mode, roster: Roster, last_step: int | None, step: int = 0) -> Admission:
@@ -78,6 +110,17 @@ class AsyncAdmission:
         self._outstanding: dict[int, int] = {}  # worker -> the version that it computes from
         self._held: list[Push] = []
         self._unanswered: list[tuple[Push, Status, int]] = []
+
+    def value(self) -> AsyncValue:
+        """See `Admission`."""
+        return AsyncValue(self.step, self.last_step, self._outstanding, self._held, self._unanswered)
+
+    def recall(self, value: AdmissionValue) -> None:
+        """See `Admission`."""
+        assert isinstance(value, AsyncValue)
+        self.step, self.last_step = value.step, value.last_step
+        self._outstanding, self._held = dict(value.outstanding), list(value.held)
+        self._unanswered = list(value.unanswered)
 
     @property
     def _stop(self) -> bool:
@@ -170,6 +213,18 @@ class SyncAdmission:
         self._folded: list[Part] = []
         self._turns: dict[int, int] = {}
         self._waiting: dict[int, Push] = {}
+
+    def value(self) -> SyncValue:
+        """See `Admission`."""
+        collected = (self._fresh, self._folded, self._turns, self._waiting)
+        return SyncValue(self.step, self.last_step, *collected)
+
+    def recall(self, value: AdmissionValue) -> None:
+        """See `Admission`."""
+        assert isinstance(value, SyncValue)
+        self.step, self.last_step = value.step, value.last_step
+        self._fresh, self._folded = list(value.fresh), list(value.folded)
+        self._turns, self._waiting = dict(value.turns), dict(value.waiting)
 
     @property
     def _stop(self) -> bool:

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import msgspec
 
 from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget, Push
-from argosy.update.admission import Admission
+from argosy.update.admission import Admission, AdmissionValue
 from argosy.update.checkpoints import Checkpoints
-from argosy.update.membership import Roster
+from argosy.update.membership import Roster, RosterValue
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -69,6 +69,16 @@ _OtherEvent: TypeAlias = Arrived | Finished | Lost | CutWanted | CutWritten | St
 Event: TypeAlias = Held | _OtherEvent
 
 
+class CoordinationValue(msgspec.Struct, array_like=True):
+    """What the coordinator knows, as plain data: `arriving` are (worker, number, servers, push)."""
+
+    roster: RosterValue
+    admission: AdmissionValue
+    arriving: list[tuple[int, int, list[int], Push | None]]
+    offered: list[tuple[int, int, int]]
+    arrivals: dict[int, int]
+
+
 @dataclass
 class _Arriving:
     """A push that some servers hold already."""
@@ -89,6 +99,24 @@ class Coordination:
         # worker, life -> the highest sequence number offered
         self._offered: dict[tuple[int, int], int] = {}
         self._arrivals: dict[int, int] = {}  # worker -> how often it has come
+
+    def value(self) -> CoordinationValue:
+        """All of this, but for the checkpoints."""
+        arriving = [(*key, sorted(each.servers), each.push) for key, each in self._arriving.items()]
+        offered = [(*life, seq) for life, seq in self._offered.items()]
+        return CoordinationValue(
+            self.roster.value(), self.admission.value(), arriving, offered, self._arrivals
+        )
+
+    def recall(self, value: CoordinationValue) -> None:
+        """Go on from there; the policy is that of the same mode."""
+        self.roster.recall(value.roster)
+        self.admission.recall(value.admission)
+        self._arriving = {
+            (worker, seq): _Arriving(set(servers), push) for worker, seq, servers, push in value.arriving
+        }
+        self._offered = {(worker, life): seq for worker, life, seq in value.offered}
+        self._arrivals = dict(value.arrivals)
 
     def on(self, event: Event) -> list[Decision]:
         """What follows from an event."""

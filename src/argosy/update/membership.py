@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
+import msgspec
+
 
 class Presence(Enum):
     """Where a worker stands."""
@@ -16,6 +18,13 @@ class Presence(Enum):
     GONE = "gone"
 
 
+class RosterValue(msgspec.Struct, array_like=True):
+    """A roster as plain data."""
+
+    presence: dict[int, Presence]
+    last_out: int | None
+
+
 class Roster:
     """The workers of a job and where each one stands."""
 
@@ -23,6 +32,16 @@ class Roster:
         self._presence = dict.fromkeys(range(workers), Presence.EXPECTED)
         self._awaited = tuple(self._presence)
         self._last_out: int | None = None  # the last of those present who has left
+
+    def value(self) -> RosterValue:
+        """All of this."""
+        return RosterValue(self._presence, self._last_out)
+
+    def recall(self, value: RosterValue) -> None:
+        """Go on from there."""
+        self._presence = dict(value.presence)
+        self._last_out = value.last_out
+        self._count_awaited()
 
     def __getitem__(self, worker: int) -> Presence:
         return self._presence[worker]
@@ -50,6 +69,9 @@ class Roster:
         if self._presence[worker] is Presence.PRESENT:
             self._last_out = worker
         self._presence[worker] = presence
+        self._count_awaited()
+
+    def _count_awaited(self) -> None:
         here = (Presence.EXPECTED, Presence.PRESENT)
         self._awaited = tuple(w for w, p in self._presence.items() if p in here)
 
