@@ -99,9 +99,10 @@ class RecordStore:
 
     def _begin(self, number: int, size: int) -> None:
         self._offset, self._size, self._end = self._space.allocate(size), size, 0
+        self._words[2 + 3 * number] = 0  # there is no area, until all of it is known
+        self._words[3 + 3 * number] = 0
         self._words[1 + 3 * number] = self._offset
         self._words[2 + 3 * number] = size
-        self._words[3 + 3 * number] = 0
 
 
 def _encode(name: str, value: bytes | None) -> bytes:

@@ -123,6 +123,7 @@ class Server:
         share_cores(self._cluster, self._task)
         # Moments that fade towards zero become denormal numbers, with which a processor is many times slower.
         torch.set_flush_denormal(True)
+        memory = None if self._memory_fd is None else DurableMemory(self._memory_fd)
         server = ParameterServer(
             self._cluster,
             self._task.index,
@@ -131,7 +132,7 @@ class Server:
             self._wait,
             lane=self._inbox.lane if self._inbox is not None else "",
             lease=self._lease,
-            memory=None if self._memory_fd is None else DurableMemory(self._memory_fd),
+            memory=memory,
             restarts=self._restarts,
         )
 
@@ -146,6 +147,8 @@ class Server:
             server.run()
         finally:
             signals.leave()
+            if memory is not None:
+                memory.close()
         if signals.received is not None:
             raise SystemExit(128 + signals.received)
 
