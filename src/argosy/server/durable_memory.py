@@ -164,5 +164,8 @@ class DurableMemory:
         self._records.commit()
 
     def close(self) -> None:
-        """Let go of the descriptor; what is mapped stays."""
+        """Let go of it; the tensors stay as long as they are used."""
         os.close(self._descriptor)
+        self._records.close()
+        self.guard = None
+        self._words.release()

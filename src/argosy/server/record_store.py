@@ -83,6 +83,11 @@ class RecordStore:
         self._area[self._end : end] = data
         self._end = self._words[3 + 3 * self._words[0]] = end
 
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._area.release()
+        self._words.release()
+
     def _compact(self) -> None:
         """Write everything that is valid to the other area, and let that one count."""
         data = b"".join(_encode(name, value) for name, value in self._values.items())
