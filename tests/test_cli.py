@@ -203,7 +203,7 @@ def test_status_prints_what_a_server_tells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = types.ModuleType("argosy.store.inquiry")
-    monkeypatch.setattr(module, "query", lambda address: f"asked {address}", raising=False)
+    monkeypatch.setattr(module, "query", lambda address, stacks: f"asked {address}", raising=False)
     monkeypatch.setitem(sys.modules, "argosy.store.inquiry", module)
     assert cli.main(["status", "localhost:2222"]) == 0
     assert capsys.readouterr().out == "asked localhost:2222\n"
