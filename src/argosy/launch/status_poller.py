@@ -59,6 +59,10 @@ class StatusPoller:
         else:
             self._ask(self._address)
 
+    def ask_again(self) -> None:
+        """At once: whoever was asked may have died since."""
+        self._asked = -ASK_AGAIN
+
     def _ask(self, address: str) -> None:
         # Imported only now: tasks start before this.
         from argosy.store.inquiry import Inquirer
