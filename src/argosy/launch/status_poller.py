@@ -60,7 +60,8 @@ class StatusPoller:
             self._ask(self._address)
 
     def ask_again(self) -> None:
-        """At once: whoever was asked may have died since."""
+        """At once, and over a connection of its own: whoever was asked may have died since."""
+        self.close()
         self._asked = -ASK_AGAIN
 
     def _ask(self, address: str) -> None:
