@@ -49,9 +49,9 @@ class Restarts:
     min_workers: int = 1
 
 
-# Before a task is started again, in seconds; twice as long each time, but for the last of so many.
+# In seconds, before a task is started again for the first time; it doubles with each restart, so many times.
 _PAUSE = 0.2
-_LONGER_PAUSES = 5
+_DOUBLINGS = 5
 
 
 class _Rung(enum.Enum):
@@ -145,7 +145,7 @@ class Supervisor:
 
     def _plan_restart(self, ended: Ended, now: float) -> list[Decision]:
         task, most = ended.task, self._restarts.most
-        pause = _PAUSE * 2 ** min(self._restarted[task], _LONGER_PAUSES)
+        pause = _PAUSE * 2 ** min(self._restarted[task], _DOUBLINGS)
         self._waiting[task] = now + pause
         self._restarted[task] += 1
         return [Say(f"{_what(ended)}; it is started again ({self._restarted[task]} of {most})")]
