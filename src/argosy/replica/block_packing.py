@@ -153,6 +153,10 @@ class BlockPacking:
         everywhere = all(in_place) and all(target.data_ptr() == value.data_ptr() for target, value in pairs)
         self._bound = [parameter.data_ptr() for parameter in self._parameters] if everywhere else []
 
+    def detach(self) -> None:
+        """Another packing takes this one's place; the parameters stay where they are until it moves them."""
+        self._pinned.close()
+
     def release(self) -> None:
         """Give the parameters memory of their own."""
         for parameter in self._parameters:

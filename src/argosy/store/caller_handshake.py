@@ -35,6 +35,7 @@ class CallerHandshake:
         self._hello = hello
         self._name = name
         self._use_lane = use_lane
+        self._tried = ""  # the shorter way that was taken last
         self._network: Channel | None = None  # kept until the shorter way has proved itself
         self._say_hello()
 
@@ -48,7 +49,9 @@ class CallerHandshake:
             self._go_back("the server hung up")
         if message is None or not isinstance(message.header, Welcome):
             return message
-        if message.header.lane and self._use_lane and self._shorten(message.header.lane):
+        lane = message.header.lane
+        # A process that was started again has another one.
+        if self._use_lane and lane not in ("", self._tried) and self._shorten(lane):
             return None
         self.welcome = message.header
         if self._network is not None:
@@ -60,7 +63,7 @@ class CallerHandshake:
         """Try to go on over shared memory; the server's next welcome then comes that way."""
         from argosy.wire.unix_channel import UnixChannel
 
-        self._use_lane = False
+        self._tried = lane
         try:
             shorter = UnixChannel(lane)
         except OSError as error:
