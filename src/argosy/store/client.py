@@ -230,11 +230,14 @@ class StoreClient:
             return answers
         # One of the servers may have answered a second time, and later: only a pull gives one cut of all.
         wishes = tuple(wish for wish in request.wishes if wish in ("average", "slots"))
-        pulled = self._push(PushRequest(0, request.version, "pull", wishes=wishes), {}, {})
+        pull = PushRequest(0, request.version, "pull", wishes=wishes)
+        pulled = self._push(pull, {}, {})
+        while self._resent and any(self.in_place):  # no second answer may change the parameters in use
+            pulled = self._push(pull, {}, {})
         said = [answer.header for answer in answers]
         return [
-            Message(_with_values_of(verdict, pull.header), pull.tensors)
-            for verdict, pull in zip(said, pulled, strict=True)
+            Message(_with_values_of(verdict, answer.header), answer.tensors)
+            for verdict, answer in zip(said, pulled, strict=True)
         ]
 
     def _push(

@@ -133,7 +133,8 @@ class Conversation:
         `resend`: how to send the push `seq` to a server that does not have it.
         """
         began, wait = time.monotonic(), None
-        hurry_until = 0.0
+        away = self._return_within is not None and any(channel.hung_up for channel in self.channels)
+        hurry_until = began + _SHORT_SLICES_FOR if away else 0.0
         # A push that one server lacks keeps all from answering, whichever of them is waited for.
         concerned = {0, server} if resend is None else set(range(len(self.channels)))
         while True:
@@ -224,7 +225,7 @@ class Conversation:
         patience = self._lease.last_words if isinstance(header, Leave) else _FAREWELL_ALONE
         returns = self._return_within is not None
         while time.monotonic() < deadline and channel.lost_for() <= patience:
-            if channel.hung_up and not returns:
+            if channel.hung_up and not (returns and isinstance(header, Leave)):
                 break
             self._see_to(0, lambda _: channel.send(header))
             message = channel.receive(0.2)
