@@ -105,6 +105,7 @@ def _enter(identity: Identity) -> Replica:
         identity.wait,
         identity.use_lane,
         identity.lease,
+        restarts=identity.max_restarts > 0,
     )
     task_exit.install(me, client.leave, client.fail)
     report_on_signal(lambda: query(str(cluster.address(Task("ps", 0)))).splitlines())

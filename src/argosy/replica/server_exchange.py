@@ -74,6 +74,7 @@ class ServerExchange:
         self._layout = Layout()
         self._version = 0
         self._groups: tuple[Group, ...] | None = None
+        self._attached: list[int] = []
         self._overlap: Overlap | None = None
         self._restore = ""  # the checkpoint that the training begins from
         self._cut = False  # whether a step was saved, and waits for this replica's state
@@ -113,6 +114,7 @@ class ServerExchange:
 
     def _register(self) -> None:
         """Agree with the others on the layout of all parameters that the optimizer has now."""
+        attached = self._client.attached
         pairs = parameters_of(self._optimizer)
         names = names_of(self._training.model, pairs)
         specs = [
@@ -131,11 +133,26 @@ class ServerExchange:
             self._client.register(self._registrations(layout))
         else:
             self._packing = self._pack(layout, parameters)
-        self._in_place = self._client.in_place
-        self._client.share(self._packing.gradient_memory())
-        self._send_ahead(layout, parameters)
+        self._share(layout, parameters)
+        self._attached = attached
         self._layout = layout
         self._count = len(parameters)
+
+    def _attach(self) -> None:
+        """A server has come back: reserve memory that it can see, and show it.
+
+        Parameters live where they lived until its next answer brings them to where it writes now.
+        """
+        attached = self._client.attached
+        parameters = [parameter for _, parameter in parameters_of(self._optimizer)]
+        self._packing.detach()
+        self._packing = self._pack(self._layout, parameters)
+        self._share(self._layout, parameters)
+        self._attached = attached  # one that came back meanwhile is attached to the next time
+
+    def _share(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
+        self._client.share(self._packing.gradient_memory())
+        self._send_ahead(layout, parameters)
 
     def extend(self, first: int) -> None:
         """See `Exchange`. Buffers stay as they are: this worker may have changed some in this step."""
@@ -165,6 +182,7 @@ class ServerExchange:
     def _send_ahead(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
         if self._overlap is not None:
             self._overlap.close()
+            self._overlap = None
         far = [server for server, near in enumerate(self._client.in_place) if not near]
         if self._options.overlap and far:
             self._overlap = Overlap(layout, parameters, self._packing, far, self._client.send_ahead)
@@ -197,12 +215,14 @@ class ServerExchange:
 
     # --- training -----------------------------------------------------------------------------------------
     def _follow(self) -> None:
-        """Groups may have been added to the optimizer inside."""
+        """Groups may have been added to the optimizer inside; servers may have come back."""
         count = 0
         for group in self._optimizer.param_groups:
             count += len(group["params"])
         if count != self._count:
             self._register()
+        if self._client.attached != self._attached:
+            self._attach()
 
     def _refuse_loaded(self) -> None:
         """The answer would undo what the script has loaded into the model."""
@@ -318,7 +338,7 @@ class ServerExchange:
         values = [answer.tensors for answer in answers]
         if names := answers[0].header.buffers:
             values[0] = values[0][: -len(names)]
-        self._packing.unpack(values, self._in_place)
+        self._packing.unpack(values, self._client.in_place)
 
     def release(self) -> None:
         self._packing.release()

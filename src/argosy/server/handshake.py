@@ -13,7 +13,7 @@ from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.protocol.asking import WaitingReport
 from argosy.protocol.header import Header
-from argosy.protocol.joining import Admitted, Hello, Refused, Welcome
+from argosy.protocol.joining import HELLO_FIRST, Admitted, Hello, Refused, Welcome
 from argosy.server.connected_tasks import ConnectedTasks
 from argosy.server.coordinator import Coordinator
 from argosy.server.peer_links import PeerLinks
@@ -47,7 +47,9 @@ class Handshake:
         try:
             task = self._cluster.require(Task.parse(hello.task))
             self._connected.check(hello, task)
-            if task.job == "ps":
+            if self._connected.has_ended(hello.life):
+                self._refuse_lost(peer, task)
+            elif task.job == "ps":
                 self._greet_server(peer, hello, task)
             elif self._is_early(hello):
                 self._have_wait(peer, hello)
@@ -98,8 +100,11 @@ class Handshake:
     def refuse(self, peer: Peer, header: Header) -> None:
         """Answer somebody who is not in the job."""
         if (task := self._connected.given_up(peer)) is None:
-            self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
+            self._listener.send(peer, Refused("protocol", "peer", HELLO_FIRST, type(header).__name__))
             return
+        self._refuse_lost(peer, task)
+
+    def _refuse_lost(self, peer: Peer, task: Task) -> None:
         why = f"it had no connection to {self._connected.me} for too long, and the job goes on without it"
         self._listener.send(peer, Refused("lost", str(task), "", why, "start the task again"))
 
