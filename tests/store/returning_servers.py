@@ -10,8 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -21,9 +20,7 @@ from argosy.cluster.lease import Lease
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.entry import Replica
 from argosy.modes import Mode, Sync
-from argosy.protocol.decisions import Apply, Decision
 from argosy.protocol.header import Header
-from argosy.protocol.training import PushRequest
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.parameter_server import ParameterServer
 from argosy.store.caller_handshake import connect
@@ -33,7 +30,6 @@ from argosy.store.returning_channel import ReturningChannel
 from argosy.wire.channel import Arrival, Channel, Delivery, Peer
 from argosy.wire.inbox import Inbox
 from argosy.wire.local_channel import LocalListener
-from argosy.wire.message import Message
 from argosy.wire.unix_channel import UnixChannel, UnixListener
 from argosy.wire.zmq_channel import ZmqListener
 
@@ -43,35 +39,14 @@ When = Literal["before", "after"]
 
 
 class KeptExecutor(OrderExecutor):
-    """Orders that were kept wait for the pushes that were not."""
-
-    pending: deque[Decision]
-
-    def carry_out(self, decisions: Iterable[Decision]) -> None:
-        self.pending.extend(decisions)
-        while self.pending and self._is_ready(self.pending[0]):
-            super().carry_out([self.pending.popleft()])
-
-    def _is_ready(self, decision: Decision) -> bool:
-        if not isinstance(decision, Apply):
-            return True
-        return all((part.worker, part.seq) in self._held for part in decision.parts)
-
-    def hold(self, worker: int, message: Message[PushRequest]) -> bool:
-        held = super().hold(worker, message)
-        self.carry_out(())
-        return held
-
-    def hold_shared(self, worker: int, request: PushRequest) -> None:
-        seen = request.kind != "gradient" or worker in self._gradient_memory
-        if seen and (worker, request.seq) not in self._held:
-            super().hold_shared(worker, request)
+    """As of a server that was started again."""
 
     def forget(self) -> None:
         """What a new process does not know."""
         self._gradient_memory.clear()
         self._held.clear()
         self._ahead.clear()
+        self._lacking = True
 
 
 class Deaths:
@@ -207,7 +182,6 @@ class ReturningServers:
         server._executor.__class__ = KeptExecutor
         executor = server._executor
         assert isinstance(executor, KeptExecutor)
-        executor.pending = deque()
 
         def forget() -> None:
             executor.forget()

@@ -78,6 +78,15 @@ class ConnectedTasks:
         self._lives = dict(lives)
         self._departed = dict.fromkeys((task for task in lives if self._is_here(task)), time.monotonic())
 
+    def notice(self, peer: Peer, task: Task) -> None:
+        """This peer is another way of a task that has not come back since this server was started again: as
+        long as it is there, so is the task, which may have nothing to say.
+        """
+        if task in self._departed and task not in self._peers:
+            del self._departed[task]
+            self._tasks[peer] = task
+            self._peers[task] = peer
+
     def is_life(self, task: Task, life: str) -> bool:
         """Whether the process that is this task said that this is its life."""
         return hmac.compare_digest(self._lives.get(task, "").encode(), life.encode()) and bool(life)

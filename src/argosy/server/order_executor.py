@@ -217,8 +217,10 @@ class OrderExecutor:
 
     def hold_shared(self, worker: int, request: PushRequest) -> None:
         """Keep a push that lies in a worker's gradient memory."""
-        if request.kind == "gradient" and self._lacking and worker not in self._gradient_memory:
-            return  # its worker will be asked for it
+        if self._lacking and (worker, request.seq) in self._held:
+            return  # its worker was quicker to send it again
+        if self._lacking and request.kind == "gradient" and worker not in self._gradient_memory:
+            return  # its worker will send it
         if not self._answer_again(worker, request):
             self._keep(worker, request, self._in_gradient_memory(worker, request), {})
 

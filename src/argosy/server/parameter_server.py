@@ -119,9 +119,7 @@ class ParameterServer:
             self._settle,
         )
         self._coordinator = self._make_coordinator() if index == 0 else None
-        self.status = StatusAnswers(
-            cluster, listener, self._coordinator, self._waiting, self._connected.is_life
-        )
+        self.status = StatusAnswers(cluster, listener, self._coordinator, self._waiting, self._connected)
         self._requests = WorkerRequests(
             cluster, self._executor, self._saving, self._coordinator, self._memory
         )
