@@ -58,7 +58,9 @@ class MissingTasks:
         if now - self._last_notice >= NOTICE_EVERY:
             self._last_notice = now
             for task in self._missing():
-                say_waiting(self._cluster.describe(task), now - self._lost_at.get(task, self._started))
+                say_waiting(
+                    self._cluster.describe(task), max(0.0, now - self._lost_at.get(task, self._started))
+                )
             for task, seconds in self._links.silent():
                 say_waiting(self._cluster.describe(task), seconds)
                 if seconds > self._lease.seconds:

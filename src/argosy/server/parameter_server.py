@@ -441,6 +441,7 @@ class ParameterServer:
     # --- time ---------------------------------------------------------------------------------------------
     def _keep_time(self, now: float) -> None:
         if not self._links.ready and self._links.advance():
+            self._lives_changed = True
             self._handshake.greet_early()
         if self._saving.busy:
             self._advance_saving()
