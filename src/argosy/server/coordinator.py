@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import Task
 from argosy.errors import ModelMismatch, WireError
 from argosy.modes import Mode, Sync
@@ -18,6 +19,7 @@ from argosy.protocol.joining import Describe, Described, JobOver, Refused, Regis
 from argosy.protocol.layout import Layout
 from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
 from argosy.server.gathers import Gathers
+from argosy.server.replica_states import ReplicaStates
 from argosy.server.tally import Tally
 from argosy.store.same_batches import SameBatches
 from argosy.update.admission import admission_for
@@ -34,16 +36,17 @@ from argosy.update.coordination import (
     Lost,
     StopWanted,
 )
-from argosy.update.membership import Roster
+from argosy.update.membership import Presence, Roster
 
 CHIEF = 0
+_LOSSES = LossPolicy()
 
 
 class Coordinator:
     """The head of the job.
 
     `tell` sends to a worker, `order` has decisions carried out on every server, `scale` gives every server
-    the factor of a clipped step.
+    the factor of a clipped step; `losses` says what follows when a worker is lost.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Coordinator:
         tell: Callable[[int, Header], None],
         order: Callable[[Sequence[Decision]], None],
         scale: Callable[[Scale], None],
+        losses: LossPolicy = _LOSSES,
     ) -> None:
         self.roster = Roster(workers)
         self.layout = Layout()
@@ -67,8 +71,12 @@ class Coordinator:
         self._layouts: dict[int, Layout] = {}  # each that was registered, by its number of parameters
         self._describing: dict[int, Describe] = {}
         self._described: set[int] = set()  # workers whose model is known to be the chief's
-        self._gathers = Gathers()
+        self._losses = losses
+        self._core.replaces = losses.waits
+        self._gathers = Gathers(keeps=losses.replaces)
+        self._gather_bases: dict[int, int] = {}  # where each worker starts to count its gathers
         self._norms: NormCollector | None = None
+        self.states = ReplicaStates()
         self.tally = Tally(workers)
         self._first_batches = SameBatches()
 
@@ -91,30 +99,60 @@ class Coordinator:
     def arrive(self, worker: int, again: bool) -> int:
         """A worker is here (`again`: the same process as before); where it starts to count its pushes."""
         if not again:
+            stood, replaces = self.roster[worker], self._core.replaces
+            waited = stood is Presence.RETURNING or (replaces and stood is Presence.PRESENT)
+            self._gather_bases[worker] = 0 if waited else self._gathers.held
             self._on(Arrived(worker))
         return self._core.base_seq(worker)
 
-    @property
-    def gathers_completed(self) -> int:
-        """How many gathers have taken place: a worker that comes later counts from there."""
-        return self._gathers.held
+    def gather_base(self, worker: int) -> int:
+        """Where a worker starts to count its gathers: one that comes later, from those that have taken place;
+        one in another's place makes all of them again.
+        """
+        return self._gather_bases.get(worker, 0)
 
     def finish(self, worker: int) -> None:
         """A worker is done."""
+        self.states.forget(worker)
         self._depart(Finished(worker))
 
     def lose(self, worker: int) -> None:
-        """A worker is gone; with the last one, a job that is not at its end has failed."""
+        """A worker is gone; with the last one that is needed, a job that is not at its end has failed."""
         self._depart(Lost(worker))
-        last = self.roster.abandoned_by()
-        if last is not None and (self.last_step is None or self.step < self.last_step):
-            self.fail(Task("worker", last), self._unfinished())
+        if self._is_at_its_end:
+            return
+        last, least = self.roster.abandoned_by(), self._losses.min_workers
+        if last is not None:
+            self._lack(last, "no worker is left to go on")
+        elif (left := self.roster.remaining()) < least:
+            self._lack(worker, f"only {left} workers are left of the {least} that --min-workers asks for")
 
-    def _unfinished(self) -> str:
+    def expects_back(self, worker: int) -> bool:
+        """Whether a worker that is gone is waited for: each in a synchronous job, in any job the last one."""
+        if not self._losses.replaces or self.roster[worker] is not Presence.PRESENT or self._is_at_its_end:
+            return False
+        return self._core.replaces or self.roster.awaited() == (worker,)
+
+    def expect_back(self, worker: int) -> None:
+        """A worker is gone, and waited for."""
+        self._depart(Lost(worker, returns=True))
+
+    def give_up(self, worker: int) -> None:
+        """A worker that was waited for does not come back."""
+        self.lose(worker)
+        if worker == CHIEF and self.mode is None:
+            self.fail(Task("worker", worker), "it was lost before it had registered the model")
+
+    @property
+    def _is_at_its_end(self) -> bool:
+        return self.last_step is not None and self.step >= self.last_step
+
+    def _lack(self, worker: int, why: str) -> None:
         end = "" if self.last_step is None else f" of {self.last_step}"
-        return (
-            f"its connection ended at step {self.step}{end}, and no worker is left to go on; "
-            "start the job again: with a directory it goes on from its newest checkpoint"
+        self.fail(
+            Task("worker", worker),
+            f"its connection ended at step {self.step}{end}, and {why}; "
+            "start the job again: with a directory it goes on from its newest checkpoint",
         )
 
     def _depart(self, event: Finished | Lost) -> None:
@@ -148,6 +186,7 @@ class Coordinator:
             admission = admission_for(header.mode, self.roster, header.last_step, step)
             self._core.admission = admission
             self._core.checkpoints = checkpoints
+            self._core.replaces = self._losses.waits and isinstance(header.mode, Sync)
             if header.clip_norm is not None:
                 self._norms = NormCollector(self._servers, header.clip_norm)
         self.mode = header.mode
@@ -208,6 +247,8 @@ class Coordinator:
             self.tally.log(worker, request.numbers, request.logged)
         if request.batches:
             self._first_batches.heard(worker, request.batches)
+        if request.state is not None and request.seq > self._core.base_seq(worker):
+            self.states.bring(worker, request.seq, request.state)
 
     def norm(self, server: int, step: int, square: float) -> None:
         """A server's share of the norm of a step."""
@@ -220,6 +261,10 @@ class Coordinator:
             self._tell(worker, self.failure)
         if (values := self._gathers.missed(request.number)) is not None:
             self._tell(worker, Gathered(request.number, values))
+            return
+        if request.number <= self._gathers.held:
+            expected = "one whose values are still kept"
+            self._tell(worker, Refused("config", "gather", expected, f"number {request.number}"))
             return
         self._gathers.attend(request.number, worker, request.value)
         self._complete_gathers()
@@ -250,6 +295,8 @@ class Coordinator:
         if decisions := self._core.on(event):
             self.progress_at = time.monotonic()
             self.tally.count(decisions)
+            if self._losses.replaces:
+                self.states.count(decisions)
             self._order(decisions)
 
     # --- who is waited for --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import time
 
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
+from argosy.events import say
 from argosy.protocol.asking import WaitingReport
 from argosy.protocol.header import Header
 from argosy.protocol.joining import Admitted, Hello, Refused, Welcome
@@ -87,8 +88,10 @@ class Handshake:
         else:
             if not again:
                 self._links.tell(Admitted(task.index, hello.life))
+                if task.index in coordinator.roster.returning():
+                    say(f"{self._cluster.describe(task)} is back")
             base = coordinator.arrive(task.index, again)
-            self._listener.send(peer, Welcome(base, self._lane, coordinator.gathers_completed))
+            self._listener.send(peer, Welcome(base, self._lane, coordinator.gather_base(task.index)))
 
     def _is_early(self, hello: Hello) -> bool:
         stranger = self._coordinator is None and hello.life not in self._admitted.values()

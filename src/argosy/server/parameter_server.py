@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from argosy.cluster.lease import Lease
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, WireError
 from argosy.events import say
@@ -65,6 +66,7 @@ _LINK_EVERY = 0.02
 _LOOK_EVERY = 0.1
 _NOTHING_ASKED = WaitingRequest()
 _LEASE = Lease()
+_LOSSES = LossPolicy()
 
 
 class ParameterServer:
@@ -79,6 +81,7 @@ class ParameterServer:
         wait: float,
         lane: str = "",
         lease: Lease = _LEASE,
+        losses: LossPolicy = _LOSSES,
     ) -> None:
         self.task = Task("ps", index)
         self._cluster = cluster
@@ -94,7 +97,7 @@ class ParameterServer:
         self._executor = OrderExecutor(
             index, self._reply, self._report_norm, self._copies, self._saving, cluster.count("worker")
         )
-        self._coordinator = self._make_coordinator() if index == 0 else None
+        self._coordinator = self._make_coordinator(losses) if index == 0 else None
         self.status = StatusAnswers(
             cluster, listener, self._coordinator, self._waiting, self._connected.is_life
         )
@@ -113,13 +116,14 @@ class ParameterServer:
             lease,
         )
 
-    def _make_coordinator(self) -> Coordinator:
+    def _make_coordinator(self, losses: LossPolicy) -> Coordinator:
         return Coordinator(
             self._cluster.count("ps"),
             self._cluster.count("worker"),
             tell=lambda worker, header: self._reply(worker, header, ()),
             order=self._order,
             scale=self._scale,
+            losses=losses,
         )
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -215,9 +219,10 @@ class ParameterServer:
             case WaitingRequest():
                 self._reply(task.index, self._waiting(task.index, header), ())
             case ResumeRequest() if self._coordinator is not None:
-                state = self._saving.state_of(task.index)
-                groups = self._saving.groups
-                self._reply(task.index, ResumePoint(self._coordinator.step, state, groups, header.number), ())
+                carried = self._coordinator.states.of(task.index)
+                state = b"" if carried is not None else self._saving.state_of(task.index)
+                step, groups = self._coordinator.step, self._saving.groups
+                self._reply(task.index, ResumePoint(step, state, groups, header.number, carried), ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)
             case GatherRequest() if self._coordinator is not None:
@@ -280,8 +285,8 @@ class ParameterServer:
                 self._executor.buffers.forget(worker)
             if header.shared:
                 plain = header
-                if header.buffers or header.numbers:
-                    plain = msgspec.structs.replace(header, buffers=(), numbers={})
+                if header.buffers or header.numbers or header.state is not None:
+                    plain = msgspec.structs.replace(header, buffers=(), numbers={}, state=None)
                 self._untold.append((worker, plain))
             self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
         self._executor.add_early()
@@ -292,7 +297,7 @@ class ParameterServer:
         if report is not None and self._coordinator is None:
             self._links.tell(report)
         if self._coordinator is not None:
-            outcome = self._saving.published(self._coordinator.roster.present())
+            outcome = self._saving.published(self._coordinator.roster.in_training())
             if outcome is not None:
                 self._coordinator.written(saved=not outcome.error)
 

@@ -68,7 +68,7 @@ class StoreClient:
         self._connect = connect
         self._seq = 0
         self._resent = False  # whether the latest push was sent to some server twice
-        self._gathers = 0
+        self.gathers = 0  # in how many this worker has taken part
         self._shares = False
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self.closed = False
@@ -109,7 +109,7 @@ class StoreClient:
                         say_waiting(who, waited)
         first = self._handshakes[0].welcome
         if first is not None:
-            self._seq, self._gathers = first.base_seq, first.gathers
+            self._seq, self.gathers = first.base_seq, first.gathers
             self._talk.number = first.base_seq  # a number of an earlier life is not used again
 
     def leave(self) -> None:
@@ -225,10 +225,10 @@ class StoreClient:
         self._seq += 1
         self._resent = False
         numbered = msgspec.structs.replace(request, seq=self._seq, shared=self._shares)
-        # Buffers lie on the coordinator alone, and what was logged is for it alone.
+        # Buffers lie on the coordinator alone, and what was logged and the own state are for it alone.
         plain = numbered
-        if numbered.buffers or numbered.numbers:
-            plain = msgspec.structs.replace(numbered, buffers=(), numbers={})
+        if len(self._talk.channels) > 1 and not self._shares:
+            plain = msgspec.structs.replace(numbered, buffers=(), numbers={}, state=None)
 
         def send(server: int, there: Collection[int] = ()) -> None:
             if server and self._shares:  # the coordinator tells it
@@ -268,8 +268,8 @@ class StoreClient:
     # --- gathers ------------------------------------------------------------------------------------------
     def gather(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
         """Give a small value to all workers, wait for theirs."""
-        self._gathers += 1
-        return self._talk.ask(0, GatherRequest(self._gathers, value), Gathered).header.values
+        self.gathers += 1
+        return self._talk.ask(0, GatherRequest(self.gathers, value), Gathered).header.values
 
 
 def _with_values_of(verdict: PushAnswer, pull: PushAnswer) -> PushAnswer:

@@ -27,6 +27,9 @@ class Admission(Protocol):
     def roster_changed(self) -> list[Decision]:
         """Somebody came, finished or is gone: what now?"""
 
+    def withdraw(self, worker: int) -> list[Decision]:
+        """Another process takes a worker's place, and brings again what was not decided: forget that."""
+
     def waited_for(self) -> Iterator[int]:
         """The workers without whom nothing goes on, in order."""
 
@@ -106,13 +109,17 @@ class AsyncAdmission:
 
     def roster_changed(self) -> list[Decision]:
         """A worker that has left holds nobody back, and what it had not been answered is forgotten."""
-        awaited = set(self._roster.awaited())
+        awaited = {worker for worker in self._roster.awaited() if self._roster.is_here(worker)}
         waiting = [*self._held, *(push for push, _, _ in self._unanswered)]
         self._outstanding = {w: version for w, version in self._outstanding.items() if w in awaited}
         self._held = [push for push in self._held if push.worker in awaited]
         self._unanswered = [entry for entry in self._unanswered if entry[0].worker in awaited]
         forgotten = [Forget(push.worker, push.seq) for push in waiting if push.worker not in awaited]
         return [*forgotten, *self._drain()]
+
+    def withdraw(self, worker: int) -> list[Decision]:
+        """Nothing: it was forgotten when the worker went."""
+        return []
 
     def waited_for(self) -> Iterator[int]:
         """Those with the earliest deadlines, while somebody is held back by them."""
@@ -195,6 +202,16 @@ class SyncAdmission:
         left = [self._waiting.pop(worker) for worker in sorted(self._waiting) if worker not in awaited]
         skips = [Forget(push.worker, push.seq) for push in left if push.kind == "skip"]
         return [*skips, *self._complete(), *self._run_ahead()]
+
+    def withdraw(self, worker: int) -> list[Decision]:
+        """The turn that was not answered is given back: a late second copy of it might count, too."""
+        push = self._waiting.pop(worker, None)
+        if push is None:
+            return []
+        self._turns[worker] -= 1
+        if push.kind == "gradient":
+            self._fresh.remove(push.part)
+        return [Forget(worker, push.seq)]
 
     def waited_for(self) -> Iterator[int]:
         """Those who still have a turn in the step that others wait for."""
