@@ -246,7 +246,10 @@ class ServerExchange:
             self._training.carried(False)
         if self._overlap is not None:
             self._overlap.reset()
-        return msgspec.structs.replace(self.pull(), status=status)
+        cut, self._cut = self._cut, False  # the state is to be that of after this turn
+        verdict = self.pull()
+        self._cut |= cut
+        return msgspec.structs.replace(verdict, status=status)
 
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""

@@ -165,6 +165,10 @@ class Coordinator:
         """Whether a worker is in the job now."""
         return self.roster.is_here(worker)
 
+    def is_in_training(self, worker: int) -> bool:
+        """Whether a worker has begun to train and has not ended, though it may have to come back."""
+        return worker in self.roster.in_training()
+
     def fail(self, task: Task | str, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
         if self.failure is None:

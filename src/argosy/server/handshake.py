@@ -88,7 +88,7 @@ class Handshake:
         else:
             if not again:
                 self._links.tell(Admitted(task.index, hello.life))
-                if task.index in coordinator.roster.returning():
+                if coordinator.is_in_training(task.index):  # another process was, that is
                     say(f"{self._cluster.describe(task)} is back")
             base = coordinator.arrive(task.index, again)
             self._listener.send(peer, Welcome(base, self._lane, coordinator.gather_base(task.index)))

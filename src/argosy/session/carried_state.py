@@ -38,13 +38,13 @@ class StateCarrier:
         kept: Mapping[str, Stateful],
     ) -> None:
         self._replica = replica
-        self._optimizer = optimizer
         self._feed = feed
         self._kept = kept
         self._between = True  # whether no batch was given since the latest turn
         self._state: dict[str, bytes] | None = None  # what the next turn begins from
         self._sent: dict[str, bytes] = {}
         self._gathers = self._turns = 0
+        self._groups = _GroupsState(optimizer)
         self._python = _PythonState()
         self._numpy = _NumpyState()
         self._pass_random: tuple[Random | None, bytes] = (None, b"")
@@ -87,7 +87,7 @@ class StateCarrier:
             "numpy": self._numpy.now(),
             "cuda": encode(own.capture().cuda) if cuda else b"",
             "position": encode(feed.position),
-            "groups": encode(groups_of(self._optimizer)),
+            "groups": self._groups.now(),
             "pass": self._pass_random[1],
             "kept": own.encode_kept(self._kept) if self._kept else b"",
         }
@@ -114,17 +114,38 @@ def state_from(parts: Mapping[str, bytes], replica: int) -> ReplicaState:
     )
 
 
+class _GroupsState:
+    """The hyperparameters, encoded when they have changed."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._seen: list[list[Any]] = []
+        self._encoded = b""
+
+    def now(self) -> bytes:
+        seen = [list(group.values()) for group in self._optimizer.param_groups]
+        if not self._seen or seen != self._seen:
+            self._encoded = msgspec.msgpack.encode(groups_of(self._optimizer))
+            # A tensor may change and stay the same object: then there is nothing to compare with.
+            mutable = any(isinstance(value, torch.Tensor) for values in seen for value in values)
+            self._seen = [] if mutable else seen
+        return self._encoded
+
+
 class _PythonState:
     """The state of `random`, encoded when it has changed."""
 
     def __init__(self) -> None:
-        self._seen: Any = None
+        self._seen: tuple[Any, ...] = ()
         self._encoded = b""
 
     def now(self) -> bytes:
         state = random.getstate()
-        if state != self._seen:
-            self._seen, self._encoded = state, msgspec.msgpack.encode(state)
+        words = state[1]
+        # Each number that is drawn moves the place, which comes last, or makes all words anew.
+        seen = (words[-1], words[:4], state[2])
+        if seen != self._seen:
+            self._seen, self._encoded = seen, msgspec.msgpack.encode(state)
         return self._encoded
 
 
