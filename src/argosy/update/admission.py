@@ -177,6 +177,7 @@ class SyncAdmission:
         self._folded: list[Part] = []
         self._turns: dict[int, int] = {}
         self._waiting: dict[int, Push] = {}
+        self._left: dict[int, Push] = {}  # gradients of this step whose workers were lost before the answer
 
     @property
     def _stop(self) -> bool:
@@ -200,12 +201,13 @@ class SyncAdmission:
         """The step may need one fewer now, and those who stay may have to run further ahead."""
         awaited = set(self._roster.awaited())
         left = [self._waiting.pop(worker) for worker in sorted(self._waiting) if worker not in awaited]
+        self._left |= {push.worker: push for push in left if push.kind == "gradient"}
         skips = [Forget(push.worker, push.seq) for push in left if push.kind == "skip"]
         return [*skips, *self._complete(), *self._run_ahead()]
 
     def withdraw(self, worker: int) -> list[Decision]:
         """The turn that was not answered is given back: a late second copy of it might count, too."""
-        push = self._waiting.pop(worker, None)
+        push = self._waiting.pop(worker, None) or self._left.pop(worker, None)
         if push is None:
             return []
         self._turns[worker] -= 1
@@ -274,6 +276,7 @@ class SyncAdmission:
         self._fresh.clear()
         self._turns.clear()
         self._waiting.clear()
+        self._left.clear()
         for push in waiting:
             status: Status = "applied" if push.kind == "gradient" else "skipped"
             yield Answer(push.worker, push.seq, status, self.step, 0, self._stop)

@@ -137,10 +137,9 @@ class Coordination:
         # It may be back before anybody noticed that it had gone.
         here = self.roster.is_here(worker)
         decisions = self._decide(Lost(worker, self.replaces)) if here else []
-        if self.roster[worker] is Presence.RETURNING:
-            decisions += self.admission.withdraw(worker)
-            if self.checkpoints is not None:
-                self.checkpoints.tell_again(worker)
+        decisions += self.admission.withdraw(worker)
+        if self.checkpoints is not None:
+            self.checkpoints.tell_again(worker)
         self.roster.arrive(worker)
         self._arrivals[worker] = self._arrivals.get(worker, 0) + 1
         return decisions
