@@ -21,6 +21,8 @@ from argosy.cluster.loss_policy import LossPolicy
 from argosy.entry import Replica
 from argosy.errors import JobFailed
 from argosy.modes import Async, Mode, Sync
+from argosy.protocol.joining import Registered
+from argosy.store.client import StoreClient
 from argosy.testing import Killed, Lane, LocalCluster
 
 STEPS = 12
@@ -50,8 +52,14 @@ class Program:
     """A training that uses all there is to lose: data, random numbers, a schedule, statistics, gathers."""
 
     def __init__(
-        self, folder: Path | None = None, buffers: str = "chief", every: int = 1, skips: bool = False
-    ):
+        self,
+        folder: Path | None = None,
+        buffers: str = "chief",
+        every: int = 1,
+        skips: bool = False,
+        steps: int = STEPS,
+    ) -> None:
+        self.steps = steps
         self.folder = folder
         self.buffers = buffers
         self.every = every
@@ -73,7 +81,7 @@ class Program:
         with replica.session(
             model,
             optimizer,
-            last_step=STEPS,
+            last_step=self.steps,
             buffers=self.buffers,  # type: ignore[arg-type]
             state={"schedule": schedule, "draws": draws},
             **options,
@@ -211,6 +219,85 @@ def test_all_workers_at_once() -> None:
     program = Program()
     deaths = {(0, 5, "computing"), (1, 5, "computing"), (2, 5, "computing")}
     assert with_deaths(program, Sync(), deaths) == plain(program, Sync())
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_chief_that_dies_while_it_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """The next one registers all of it, and goes on from the checkpoint that the first has found."""
+    folders: list[Path | None] = [tmp_path / "a", tmp_path / "b"] if saved else [None, None]
+    for folder in folders if saved else ():
+        plain(Program(folder, steps=6), Sync())
+    expected = plain(Program(folders[0]), Sync())
+    registered = StoreClient.register
+    deaths = [0, 1]  # before it has said anything, and between two servers
+
+    def dies(client: StoreClient, registrations: Any) -> None:
+        if not deaths:
+            registered(client, registrations)
+            return
+        if deaths.pop(0):
+            header, tensors = registrations[1]
+            client._talk.request(1, header, Registered, tensors)
+        for channel in client._talk.channels:
+            channel.cut()  # type: ignore[attr-defined]
+        raise Killed
+
+    monkeypatch.setattr(StoreClient, "register", dies)
+    assert with_deaths(Program(folders[1]), Sync(), set()) == expected
+
+
+def lose_one(cluster: LocalCluster, steps: int) -> list[int]:
+    """Worker 1 dies, and nobody is started in its place; the steps that each of the others ends with."""
+
+    def train(replica: Replica) -> int:
+        model = nn.Linear(3, 1)
+        optimizer = replica.distribute(torch.optim.SGD(model.parameters(), lr=0.1))
+        with replica.session(model, optimizer, last_step=steps) as session:
+            for number in session.batches(range(1000)):
+                if replica.index == 1 and number == 3:
+                    cluster.kill(1)
+                optimizer.zero_grad()
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+        return session.global_step
+
+    for worker in range(3):
+        cluster.start(worker, train)
+    deadline = time.monotonic() + 20.0
+    while len(cluster.outcome.results) < 2 and not cluster.outcome.errors:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    outcome = cluster.finish()
+    assert not outcome.errors, outcome.errors
+    return [outcome.results[worker] for worker in (0, 2)]
+
+
+def test_who_is_not_started_again_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("argosy.server.missing_tasks.tasks_given_up", lambda: {"/job:worker/task:1"})
+    assert lose_one(LocalCluster(2, 3, Sync(), losses=RESTARTS), 20) == [20, 20]
+    said = capsys.readouterr().err
+    assert "task:1 at localhost:2001 is gone; waiting for it to be started again\n" in said
+    assert "task:1 at localhost:2001 is not started again; the job goes on without it\n" in said
+
+
+def test_who_takes_too_long_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("argosy.server.missing_tasks.NOTICE_EVERY", 0.5)
+    assert lose_one(LocalCluster(1, 3, Sync(), losses=RESTARTS, wait=2.0), 20) == [20, 20]
+    said = capsys.readouterr().err
+    assert "still waiting for /job:worker/task:1 at localhost:2001, " in said
+    assert "task:1 at localhost:2001 is not back after 2 s; the job goes on without it\n" in said
+
+
+def test_a_step_that_shrinks_waits_for_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = LossPolicy(max_restarts=3, on_loss="shrink")
+    assert lose_one(LocalCluster(2, 3, Sync(), losses=losses), 20) == [20, 20]
+    assert "task:1 at localhost:2001 is gone; the job goes on without it\n" in capsys.readouterr().err
 
 
 def test_an_asynchronous_worker_goes_on_where_it_was() -> None:

@@ -63,6 +63,7 @@ class OrderExecutor:
         workers: int,
     ) -> None:
         self.shard = Shard(server)
+        self._server = server
         self.buffers = ModelBuffers()
         self.layout = Layout()
         self.step = 0
@@ -93,6 +94,9 @@ class OrderExecutor:
         count = len(message.tensors) - len(header.buffers)
         if count < 0:
             raise WireError("register: fewer frames than buffers")
+        every = len(header.layout.blocks_of(self._server))
+        if self.shard.count and count == every and not self._verdicts:
+            self.shard = Shard(self._server)  # another chief, which died before it came to the coordinator
         known = self.shard.count
         self.shard.average = header.average
         self.shard.extend(header.layout, header.optimizer, message.tensors[:count])

@@ -37,7 +37,9 @@ class StateCarrier:
         feed: BatchFeed,
         kept: Mapping[str, Stateful],
     ) -> None:
+        feed.keeps_passes = True
         self._replica = replica
+        self._optimizer = optimizer
         self._feed = feed
         self._kept = kept
         self._between = True  # whether no batch was given since the latest turn
@@ -48,6 +50,18 @@ class StateCarrier:
         self._python = _PythonState()
         self._numpy = _NumpyState()
         self._pass_random: tuple[Random | None, bytes] = (None, b"")
+
+    def take_place(self, carried: CarriedState) -> None:
+        """Go on exactly where the process stood whose place this one takes, from the first batch on."""
+        state = state_from(carried.parts, self._replica.index)
+
+        def arrive() -> None:
+            own.load(self._kept, state.kept)
+            self._optimizer.take_groups(state.groups)
+            self._replica.skip_gathers(carried.gathers)
+            own.restore(state.random)
+
+        self._feed.take_place(state, arrive)
 
     def before_batch(self) -> None:
         """What the loop did with the last batch is done. In the middle of an accumulation this is no place to

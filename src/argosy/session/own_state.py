@@ -132,6 +132,13 @@ def decode_part(data: bytes, kind: type[T]) -> T:
         raise CheckpointDamaged("this worker's own state", str(error)) from None
 
 
+def load(kept: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+    """Give what the user wants kept its state back."""
+    for name, state in states.items():
+        if name in kept:
+            kept[name].load_state_dict(state)
+
+
 def gather(kept: Mapping[str, Stateful]) -> dict[str, Any]:
     """The states of what the user wants kept."""
     return {name: each.state_dict() for name, each in kept.items()}

@@ -20,7 +20,6 @@ from argosy.events import say
 from argosy.modes import Sync
 from argosy.observe.lines import numbers_text, step_text
 from argosy.observe.watch import Watch
-from argosy.protocol.saving import CarriedState
 from argosy.replica.exchange import Training, Verdict
 from argosy.replica.hyperparameters import groups_of
 from argosy.replica.optimizer import DistributedOptimizer
@@ -28,7 +27,7 @@ from argosy.replica.worker import Worker
 from argosy.session import own_state as own
 from argosy.session.batch_checksum import BatchChecksum
 from argosy.session.batch_feed import BatchFeed, Resuming
-from argosy.session.carried_state import StateCarrier, state_from
+from argosy.session.carried_state import StateCarrier
 from argosy.session.hook import Hook, Hooks
 from argosy.session.own_state import ReplicaState, Stateful
 from argosy.session.reporting import Reporting, number
@@ -72,7 +71,6 @@ class Session:
         self._feed = BatchFeed()
         self._carrier: StateCarrier | None = None
         if replica.is_replaceable:
-            self._feed.keeps_passes = True
             self._carrier = StateCarrier(replica, optimizer, self._feed, self._kept)
             self._training = dataclasses.replace(self._training, carried=self._carrier.turn)
         self._hooks = Hooks(self, hooks)
@@ -88,8 +86,9 @@ class Session:
         except BaseException:
             self.replica.calls.end_session()
             raise
-        if self.optimizer.resumed.carried is not None:
-            self._take_place(self.optimizer.resumed.carried)
+        if self._carrier is not None and (carried := self.optimizer.resumed.carried) is not None:
+            self._carrier.take_place(carried)
+            say(f"takes the place of a process that was lost, at step {verdict.global_step}")
         elif self.optimizer.resumed.state:
             self._resume(own.decode(self.optimizer.resumed.state))
         self._training.loads.watch(self._training.model)
@@ -158,25 +157,7 @@ class Session:
             self.optimizer.take_groups(state.groups)
         if self.optimizer.resumed.chiefs:
             self._scale_alike(state, own.decode(self.optimizer.resumed.chiefs))
-        self._load(state.kept)
-
-    def _take_place(self, carried: CarriedState) -> None:
-        """Go on exactly where the process stood whose place this one takes, from the first batch on."""
-        state = state_from(carried.parts, self.replica.index)
-
-        def arrive() -> None:
-            self._load(state.kept)
-            self.optimizer.take_groups(state.groups)
-            self.replica.skip_gathers(carried.gathers)
-            own.restore(state.random)
-
-        self._feed.take_place(state, arrive)
-        say(f"takes the place of a process that was lost, at step {self.global_step}")
-
-    def _load(self, kept: Mapping[str, Any]) -> None:
-        for name, each in kept.items():
-            if name in self._kept:
-                self._kept[name].load_state_dict(each)
+        own.load(self._kept, state.kept)
 
     def _scale_alike(self, state: ReplicaState, chiefs: ReplicaState) -> None:
         """With servers each replica has a loss scale of its own; the ring averages what is scaled."""
