@@ -221,10 +221,10 @@ class ServerExchange:
     def step(self, turn: Turn) -> Verdict:
         self._refuse_loaded()
         self._follow()
-        if self._replays:
-            return self._replay("applied")
         factor = turn.factor
         done, ahead = self._overlap.collect(factor) if self._overlap is not None else ((), {})
+        if self._replays:
+            return self._replay("applied")
         tensors, absent = self._packing.pack(factor, done)
         buffers = self._state.changed() if self._brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
@@ -233,10 +233,10 @@ class ServerExchange:
     def skip(self) -> Verdict:
         self._refuse_loaded()
         self._follow()
-        if self._replays:
-            return self._replay("skipped")
         if self._overlap is not None:
             self._overlap.reset()
+        if self._replays:
+            return self._replay("skipped")
         return self._take(self._ask("skip", {}))
 
     def _replay(self, status: Literal["applied", "skipped"]) -> Verdict:
@@ -244,8 +244,6 @@ class ServerExchange:
         self._replays -= 1
         if self._training.carried is not None:
             self._training.carried(False)
-        if self._overlap is not None:
-            self._overlap.reset()
         cut, self._cut = self._cut, False  # the state is to be that of after this turn
         verdict = self.pull()
         self._cut |= cut
