@@ -77,7 +77,7 @@ def _serve(identity: Identity) -> None:
             lease=identity.lease.seconds,
             use_lane=identity.use_lane,
             remote=False,
-            restarts=identity.max_restarts > 0,
+            losses=identity.losses,
         ).join()
     except Exception as error:
         task_exit.write_record(identity.task, error)

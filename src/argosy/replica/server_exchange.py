@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import nn
 
@@ -78,6 +79,7 @@ class ServerExchange:
         self._overlap: Overlap | None = None
         self._restore = ""  # the checkpoint that the training begins from
         self._cut = False  # whether a step was saved, and waits for this replica's state
+        self._replays = 0  # turns that count already: a process before has made them
         self._wishes: dict[Wish, None] = {}
         self.resumed = Resumed()
         self.keeps_state = True
@@ -95,11 +97,13 @@ class ServerExchange:
             self._open(training)
         self._state = ModelState(training.model, (p for _, p in parameters_of(optimizer)))
         self._register()
-        if training.keeping is not None:
+        if training.keeping is not None or training.carried is not None:
             found = self._client.resume()
-            self.resumed = Resumed(found.step, found.state, found.groups)
+            self.resumed = Resumed(found.step, found.state, found.groups, carried=found.carried)
+            self._replays = 0 if found.carried is None else found.carried.turns
             begin_from(optimizer, training, self.resumed)
-        return self.pull()
+        verdict = self.pull()
+        return msgspec.structs.replace(verdict, stop=verdict.stop and not self._replays)
 
     def _open(self, training: Training) -> None:
         """Find out what the training begins from, and say it."""
@@ -239,6 +243,8 @@ class ServerExchange:
         self._follow()
         factor = turn.factor
         done, ahead = self._overlap.collect(factor) if self._overlap is not None else ((), {})
+        if self._replays:
+            return self._replay("applied")
         tensors, absent = self._packing.pack(factor, done)
         buffers = self._state.changed() if self._brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
@@ -249,7 +255,19 @@ class ServerExchange:
         self._follow()
         if self._overlap is not None:
             self._overlap.reset()
+        if self._replays:
+            return self._replay("skipped")
         return self._take(self._ask("skip", {}))
+
+    def _replay(self, status: Literal["applied", "skipped"]) -> Verdict:
+        """A turn that counts already: it only brings the script to where the process before it was."""
+        self._replays -= 1
+        if self._training.carried is not None:
+            self._training.carried(False)
+        cut, self._cut = self._cut, False  # the state is to be that of after this turn
+        verdict = self.pull()
+        self._cut |= cut
+        return msgspec.structs.replace(verdict, status=status)
 
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""
@@ -286,7 +304,7 @@ class ServerExchange:
         self._wishes[what] = None
 
     def give_state(self) -> None:
-        if self._cut:
+        if self._cut and not self._replays:
             self._cut = False
             self._client.give_state(self._training.state(), self._version)
 
@@ -316,8 +334,23 @@ class ServerExchange:
         self._wishes.clear()
         numbers, logged = self._training.numbers()
         batches = self._training.batches() if kind == "gradient" else 0
+        carried = self._training.carried
+        state = carried(True) if carried is not None and kind != "pull" else None
         request = PushRequest(
-            0, self._version, kind, weight, absent, news, buffers, False, (), wishes, numbers, logged, batches
+            0,
+            self._version,
+            kind,
+            weight,
+            absent,
+            news,
+            buffers,
+            False,
+            (),
+            wishes,
+            numbers,
+            logged,
+            batches,
+            state,
         )
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups

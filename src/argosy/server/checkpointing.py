@@ -69,10 +69,10 @@ class ShardSaving:
     # --- beginning ----------------------------------------------------------------------------------------
     def open(self, header: OpenDirectory) -> DirectoryOpened | Refused:
         """On the coordinator: take the directory, and look what is in it."""
-        if self.archive is not None:  # the chief has come back: the job has gone on
+        if self._register is not None:  # the chief has come back: the job has gone on
             return DirectoryOpened(again=True, number=header.number)
-        try:
-            archive = Archive(Path(header.directory), header.keep)
+        try:  # a chief that came back before it had registered finds the directory open
+            archive = self.archive or Archive(Path(header.directory), header.keep)
         except ConfigError as error:
             return refusal(error)
         notes: list[str] = []

@@ -25,6 +25,7 @@ from argosy.shared_memory.large_pages import (
     whole_pages,
 )
 
+_place_decoder = msgspec.msgpack.Decoder(tuple[int, int, int])
 _MAGIC = 0x61726773_00000001  # the last digits: the version of this layout
 _HEADER = mmap.PAGESIZE
 _FIRST_GUARD_WORD = 2 + WORDS
@@ -125,9 +126,10 @@ class DurableMemory:
         """See `Memory`. Its place is committed at once: it may be used before anything else is."""
         key = f"tensor/{name}"
         known = self._records.get(key)
-        if known is not None:
-            offset, size, begin = msgspec.msgpack.decode(known, type=tuple[int, int, int])
-        else:
+        offset, size, begin = (0, 0, 0) if known is None else _place_decoder.decode(known)
+        if size < like.nbytes + begin:
+            known = None
+        if known is None:
             begin = next_stagger() if whole_pages(like.nbytes) != like.nbytes else 0
             size = whole_pages(max(like.nbytes + begin, mmap.PAGESIZE))
             offset = self.allocate(size)

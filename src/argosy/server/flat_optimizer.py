@@ -27,7 +27,8 @@ _ORDINARY = OrdinaryMemory()
 class FlatOptimizer:
     """The optimizer `name` of one parameter group over its flat blocks on one server.
 
-    `memory` keeps what the optimizer needs of each block, under the block's name in `names`.
+    `memory` keeps what the optimizer needs of each block, under the block's name in `names`; `recalled`: it
+    has what an earlier process of this server has left.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class FlatOptimizer:
         blocks: Sequence[torch.Tensor],
         memory: Memory = _ORDINARY,
         names: Sequence[str] | None = None,
+        recalled: bool = False,
     ) -> None:
         if name not in RULES:
             raise ConfigError("optimizer", f"one of {', '.join(RULES)}", repr(name))
@@ -46,6 +48,7 @@ class FlatOptimizer:
         self._values: dict[str, Any] = dict(group)
         self._blocks = list(blocks)
         self._memory = memory
+        self._recalled = recalled
         self._names = [str(number) for number in range(len(blocks))] if names is None else names
         firsts = self._rule.slots(self._values)
         # The whole of each slot; the runs have views of it.
@@ -59,7 +62,7 @@ class FlatOptimizer:
     def _slot(self, number: int, name: str, first: float) -> torch.Tensor:
         """The state of this name of a block: as an earlier process has left it, or new."""
         slot, found = self._memory.tensor(f"{self._names[number]}/{name}", self._blocks[number])
-        return slot if found else slot.fill_(first)
+        return slot if found and self._recalled else slot.fill_(first)
 
     def _run(self, number: int, start: int, stop: int, updates: float) -> Stretch:
         slots = {name: slot[start:stop] for name, slot in self._slots[number].items()}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
+from argosy.events import say
 from argosy.protocol.asking import WaitingReport
 from argosy.protocol.header import Header
 from argosy.protocol.joining import HELLO_FIRST, Admitted, Hello, Refused, Welcome
@@ -90,8 +91,10 @@ class Handshake:
         else:
             if not again:
                 self._links.tell(Admitted(task.index, hello.life))
+                if coordinator.is_in_training(task.index):  # another process was, that is
+                    say(f"{self._cluster.describe(task)} is back")
             base = coordinator.arrive(task.index, again)
-            self._listener.send(peer, Welcome(base, self._lane, coordinator.gathers_completed))
+            self._listener.send(peer, Welcome(base, self._lane, coordinator.gather_base(task.index)))
 
     def _is_early(self, hello: Hello) -> bool:
         stranger = self._coordinator is None and hello.life not in self._admitted.values()

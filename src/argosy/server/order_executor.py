@@ -81,6 +81,7 @@ class OrderExecutor:
         settle: Callable[[], None],
     ) -> None:
         self.shard = Shard(server, memory)
+        self._server = server
         self._memory = memory
         self._let_go = settle
         self.buffers = ModelBuffers()
@@ -119,6 +120,11 @@ class OrderExecutor:
         count = len(message.tensors) - len(header.buffers)
         if count < 0:
             raise WireError("register: fewer frames than buffers")
+        every = len(header.layout.blocks_of(self._server))
+        if self.shard.count and count == every and not self._verdicts:
+            self.shard = Shard(
+                self._server, self._memory
+            )  # another chief, which died before it came to the coordinator
         known = self.shard.count
         self.shard.average = header.average
         self.shard.extend(header.layout, header.optimizer, message.tensors[:count])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from argosy.cluster.lease import Lease
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, WireError
 from argosy.events import say
@@ -45,7 +46,7 @@ from argosy.protocol.training import (
 )
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.connected_tasks import ConnectedTasks
-from argosy.server.coordinator import Coordinator, CoordinatorValue
+from argosy.server.coordinator import Coordinator
 from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.server.handshake import Handshake
 from argosy.server.job_end import JobEnd
@@ -67,6 +68,7 @@ _LINK_EVERY = 0.02
 _LOOK_EVERY = 0.1
 _NOTHING_ASKED = WaitingRequest()
 _LEASE = Lease()
+_LOSSES = LossPolicy()
 
 
 class Lives(msgspec.Struct, array_like=True):
@@ -91,7 +93,7 @@ class ParameterServer:
         lane: str = "",
         lease: Lease = _LEASE,
         memory: Memory | None = None,
-        restarts: bool = False,
+        losses: LossPolicy = _LOSSES,
     ) -> None:
         self.task = Task("ps", index)
         self._cluster = cluster
@@ -118,12 +120,12 @@ class ParameterServer:
             self._memory,
             self._settle,
         )
-        self._coordinator = self._make_coordinator() if index == 0 else None
+        self._coordinator = self._make_coordinator(losses) if index == 0 else None
         self.status = StatusAnswers(cluster, listener, self._coordinator, self._waiting, self._connected)
         self._requests = WorkerRequests(
             cluster, self._executor, self._saving, self._coordinator, self._memory
         )
-        self._links = PeerLinks(cluster, self.task, connect, bool(lane), self._memory, restarts)
+        self._links = PeerLinks(cluster, self.task, connect, bool(lane), self._memory, losses.replaces)
         self._job_end = JobEnd(str(self.task), self._coordinator, self._saving)
         self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
         self._missing_tasks = MissingTasks(
@@ -135,7 +137,7 @@ class ParameterServer:
             self._executor.buffers,
             wait,
             lease,
-            restarts,
+            losses.replaces,
         )
         if self._memory.found:
             self._recall()
@@ -149,7 +151,7 @@ class ParameterServer:
         self._links.keep()
         self._saving.keep()
         if self._coordinator is not None:
-            self._memory.put("coordinator", msgspec.msgpack.encode(self._coordinator.value()))
+            self._coordinator.keep(self._memory)
         if self._lives_changed:
             self._lives_changed = False
             workers = {task.index: life for task, life in self._connected.lives.items() if task.job != "ps"}
@@ -169,9 +171,8 @@ class ParameterServer:
         if self._coordinator is not None:
             self._saving.recall_directory()
         registrations = self._executor.recall()
-        if self._coordinator is not None and (kept := self._memory.get("coordinator")) is not None:
-            value = msgspec.msgpack.decode(kept, type=CoordinatorValue)
-            self._coordinator.recall(value, registrations, self._saving.checkpoints)
+        if self._coordinator is not None:
+            self._coordinator.recall(self._memory, registrations, self._saving.checkpoints)
         self._requests.recall()
         self._links.recall()
         if (kept := self._memory.get("lives")) is not None:
@@ -182,13 +183,14 @@ class ParameterServer:
             self._links.tell(report)
         say(f"{self.task} is back at step {self._executor.step}")
 
-    def _make_coordinator(self) -> Coordinator:
+    def _make_coordinator(self, losses: LossPolicy) -> Coordinator:
         return Coordinator(
             self._cluster.count("ps"),
             self._cluster.count("worker"),
             tell=lambda worker, header: self._reply(worker, header, ()),
             order=self._order,
             scale=self._scale,
+            losses=losses,
         )
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -288,9 +290,10 @@ class ParameterServer:
             case WaitingRequest():
                 self._reply(task.index, self._waiting(task.index, header), ())
             case ResumeRequest() if self._coordinator is not None:
-                state = self._saving.state_of(task.index)
-                groups = self._saving.groups
-                self._reply(task.index, ResumePoint(self._coordinator.step, state, groups, header.number), ())
+                carried = self._coordinator.states.of(task.index)
+                state = b"" if carried is not None else self._saving.state_of(task.index)
+                step, groups = self._coordinator.step, self._saving.groups
+                self._reply(task.index, ResumePoint(step, state, groups, header.number, carried), ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)
             case GatherRequest() if self._coordinator is not None:
@@ -355,8 +358,8 @@ class ParameterServer:
                 self._executor.buffers.forget(worker)
             if header.shared:
                 plain = header
-                if header.buffers or header.numbers:
-                    plain = msgspec.structs.replace(header, buffers=(), numbers={})
+                if header.buffers or header.numbers or header.state is not None:
+                    plain = msgspec.structs.replace(header, buffers=(), numbers={}, state=None)
                 self._untold.append((worker, plain))
             self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
         self._executor.resume()
@@ -368,7 +371,7 @@ class ParameterServer:
         if report is not None and self._coordinator is None:
             self._links.tell(report)
         if self._coordinator is not None:
-            outcome = self._saving.published(self._coordinator.roster.present())
+            outcome = self._saving.published(self._coordinator.roster.in_training())
             if outcome is not None:
                 self._coordinator.written(saved=not outcome.error)
 

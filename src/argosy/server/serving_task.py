@@ -15,6 +15,7 @@ from argosy.cluster.cores import obey_threads, share_cores
 from argosy.cluster.discover import Identity, discover_server
 from argosy.cluster.launcher import handed_memory, handed_socket, mark_joined
 from argosy.cluster.lease import DEFAULT_LEASE, Lease
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.malloc import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
 from argosy.cluster.spec import Address, ClusterSpec, Task
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from argosy.remote.task.task_server import TaskServer
     from argosy.wire.inbox import Inbox
+
+_LOSSES = LossPolicy()
 
 
 class Server:
@@ -60,7 +63,7 @@ class Server:
         remote: bool = True,
         trains: bool = True,
         listen_fd: int | None = None,
-        restarts: bool = False,
+        losses: LossPolicy = _LOSSES,
     ) -> None:
         mark_joined()
         self._cluster = cluster if isinstance(cluster, ClusterSpec) else ClusterSpec(cluster)
@@ -70,12 +73,12 @@ class Server:
             raise ConfigError("worker_hosts", "at least one worker", "none")
         self._wait = wait
         self._lease = Lease(lease)
+        self._losses = losses
         address = Address.parse(bind, "bind") if isinstance(bind, str) else bind
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
         handed = handed_socket() if listen_fd is None else listen_fd
         self._memory_fd = handed_memory()
-        self._restarts = restarts
         field = f"address of {self._task}"
         lasting = {"lease": self._lease} if self._trains else {}
         network = ZmqListener(address, field=field, listen_fd=handed, **lasting)
@@ -133,7 +136,7 @@ class Server:
             lane=self._inbox.lane if self._inbox is not None else "",
             lease=self._lease,
             memory=memory,
-            restarts=self._restarts,
+            losses=self._losses,
         )
 
         def stop() -> bool:

@@ -69,6 +69,7 @@ class Shard:
     ) -> None:
         """Take in the blocks of `layout` that are new, with these values; without, as the memory has them."""
         fresh = [number for number in layout.blocks_of(self._server) if number not in self._numbers]
+        recalled = values is None
         if values is None:
             counts = [layout.blocks[number] for number in fresh]
             values = [torch.empty(block.count, dtype=torch_dtype(block.dtype)) for block in counts]
@@ -84,24 +85,24 @@ class Shard:
             self._pieces.append(pieces[number])
             self._groups.append(block.group)
             self._dtypes.append(dtype)
-            self._masters.append(self._kept(f"{number}/param", value.to(master)))
+            self._masters.append(self._kept(f"{number}/param", value.to(master), recalled))
             self._nothing.append([])
             self._shortened |= master != dtype
             if self.average is not None:
-                self._averages.append(self._kept(f"{number}/average", self._masters[-1]))
+                self._averages.append(self._kept(f"{number}/average", self._masters[-1], recalled))
         for group in sorted(set(self._groups[first:])):
             positions = [p for p in range(first, len(self._groups)) if self._groups[p] == group]
             masters = [self._masters[p] for p in positions]
             names = [str(self._numbers[p]) for p in positions]
-            optimizer = FlatOptimizer(spec.name, spec.groups[group], masters, self._memory, names)
+            optimizer = FlatOptimizer(spec.name, spec.groups[group], masters, self._memory, names, recalled)
             self._optimizers.append((group, positions, optimizer))
         self._values = {}
         self._sums.forget()
 
-    def _kept(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """The tensor of this name; a new one has this value."""
+    def _kept(self, name: str, value: torch.Tensor, recalled: bool) -> torch.Tensor:
+        """The tensor of this name, with this value or, if it is recalled, as it was left."""
         tensor, found = self._memory.tensor(name, value)
-        return tensor if found else tensor.copy_(value)
+        return tensor if found and recalled else tensor.copy_(value)
 
     def _check(self, numbers: Sequence[int], layout: Layout, values: Sequence[torch.Tensor]) -> None:
         counts = [layout.blocks[number].count for number in numbers]

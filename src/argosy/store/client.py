@@ -73,7 +73,7 @@ class StoreClient:
         self._restarts = restarts
         self._seq = 0
         self._resent = False  # whether the latest push was sent to some server twice
-        self._gathers = 0
+        self.gathers = 0  # in how many this worker has taken part
         self._shown: list[int] | None = None  # `attached`, when all servers were shown the gradient memory
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self.closed = False
@@ -121,7 +121,7 @@ class StoreClient:
                 self._talk.channels[server] = ReturningChannel(handshake.channel, call)
         first = self._handshakes[0].welcome
         if first is not None:
-            self._seq, self._gathers = first.base_seq, first.gathers
+            self._seq, self.gathers = first.base_seq, first.gathers
             self._talk.number = first.base_seq  # a number of an earlier life is not used again
 
     def leave(self) -> None:
@@ -251,10 +251,10 @@ class StoreClient:
         shown = self._shown if self._shown == self.attached else None
         shares = shown is not None
         numbered = msgspec.structs.replace(request, seq=self._seq, shared=shares)
-        # Buffers lie on the coordinator alone, and what was logged is for it alone.
+        # Buffers lie on the coordinator alone, and what was logged and the own state are for it alone.
         plain = numbered
-        if numbered.buffers or numbered.numbers:
-            plain = msgspec.structs.replace(numbered, buffers=(), numbers={})
+        if len(self._talk.channels) > 1 and not shares:
+            plain = msgspec.structs.replace(numbered, buffers=(), numbers={}, state=None)
 
         for server, channel in enumerate(self._talk.channels[: 1 if shares else None]):
             header = numbered if server == 0 else plain
@@ -271,7 +271,9 @@ class StoreClient:
             if server and shown is not None and shown[server] == self.attached[server]:
                 return  # the coordinator tells it
             self._resent = True
-            header = numbered if server == 0 else msgspec.structs.replace(plain, shared=False)
+            header = numbered
+            if server:
+                header = msgspec.structs.replace(numbered, shared=False, buffers=(), numbers={}, state=None)
             self._talk.channels[server].send(header, tensors.get(server, ()))
 
         # The coordinator is the first to answer: to wait for the others before it saves a wake-up.
@@ -294,8 +296,8 @@ class StoreClient:
     # --- gathers ------------------------------------------------------------------------------------------
     def gather(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
         """Give a small value to all workers, wait for theirs."""
-        self._gathers += 1
-        return self._talk.ask(0, GatherRequest(self._gathers, value), Gathered).header.values
+        self.gathers += 1
+        return self._talk.ask(0, GatherRequest(self.gathers, value), Gathered).header.values
 
 
 def _with_values_of(verdict: PushAnswer, pull: PushAnswer) -> PushAnswer:

@@ -124,6 +124,11 @@ class Checkpoints:
         self._untold.discard(replica)
         return True
 
+    def tell_again(self, replica: int) -> None:
+        """Another process has taken a replica's place, which has not given its state, and perhaps heard."""
+        if self._busy and replica in self._awaited:
+            self._untold.add(replica)
+
     def file(self, writer: int, step: int, file: ShardFile | None, error: str) -> None:
         """A writer has written its file of the cut at `step`, or could not."""
         if not self._busy or step != self.latest:

@@ -14,6 +14,7 @@ class Presence(Enum):
     EXPECTED = "not arrived yet"
     PRESENT = "in the job"
     LEAVING = "about to leave"
+    RETURNING = "gone, to be started again"
     FINISHED = "finished"
     GONE = "gone"
 
@@ -65,6 +66,10 @@ class Roster:
         """A worker is known to be gone."""
         self._stands(worker, Presence.GONE)
 
+    def expect_back(self, worker: int) -> None:
+        """A worker is gone, and another process will take its place."""
+        self._stands(worker, Presence.RETURNING)
+
     def _stands(self, worker: int, presence: Presence) -> None:
         if self._presence[worker] is Presence.PRESENT:
             self._last_out = worker
@@ -72,7 +77,7 @@ class Roster:
         self._count_awaited()
 
     def _count_awaited(self) -> None:
-        here = (Presence.EXPECTED, Presence.PRESENT)
+        here = (Presence.EXPECTED, Presence.PRESENT, Presence.RETURNING)
         self._awaited = tuple(w for w, p in self._presence.items() if p in here)
 
     def awaited(self) -> tuple[int, ...]:
@@ -98,6 +103,18 @@ class Roster:
     def missing(self) -> list[int]:
         """Those that have not arrived yet."""
         return [w for w, p in self._presence.items() if p is Presence.EXPECTED]
+
+    def returning(self) -> list[int]:
+        """Those that are gone, and will come back."""
+        return [w for w, p in self._presence.items() if p is Presence.RETURNING]
+
+    def in_training(self) -> list[int]:
+        """Those that have begun to train and have not ended: they are here, or will come back."""
+        return [w for w, p in self._presence.items() if p is Presence.RETURNING or self.is_here(w)]
+
+    def remaining(self) -> int:
+        """How many are not gone for good."""
+        return sum(p is not Presence.GONE for p in self._presence.values())
 
     def everyone_left(self) -> bool:
         """Whether nobody brings anything any more."""
