@@ -101,8 +101,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "a group that joins gets the first group's hyperparameters",
         "server/shard.py",
-        "optimizer = FlatOptimizer(spec.name, spec.groups[group], masters)",
-        "optimizer = FlatOptimizer(spec.name, spec.groups[0], masters)",
+        "FlatOptimizer(spec.name, spec.groups[group], masters",
+        "FlatOptimizer(spec.name, spec.groups[0], masters",
         ("server/test_shard.py", "replica/test_equivalence.py"),
     ),
     # --- wire -----------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ LOG_BUGS: tuple[Bug, ...] = (
     Bug(
         "an entry is let go when the first follower has it",
         "update/log.py",
-        "(self.last - min(self._acknowledged.values()))",
-        "(self.last - max(self._acknowledged.values()))",
+        "needed = min(self._acknowledged.values()) + 1",
+        "needed = max(self._acknowledged.values()) + 1",
         ("update/test_log.py", "simulation/test_schedules.py"),
     ),
     Bug(
@@ -109,7 +109,7 @@ LOG_BUGS: tuple[Bug, ...] = (
     Bug(
         "a request that is sent again is done again",
         "server/worker_requests.py",
-        "if answer is None or number != message.header.number:",
+        "if answer is None or number != message.header.number or seen:",
         "if True:",
         ("faults/test_broken_connection.py",),
     ),
@@ -181,8 +181,8 @@ LOG_BUGS: tuple[Bug, ...] = (
     Bug(
         "whoever has lost its lease may go on",
         "server/connected_tasks.py",
-        "            del self._tasks[peer]\n            self._given_up[peer] = task\n",
-        "",
+        "                del self._tasks[peer]\n                self._given_up[peer] = task\n",
+        "                pass\n",
         ("faults/test_deaths.py", "faults/test_broken_connection.py"),
     ),
     Bug(

@@ -47,13 +47,14 @@ from argosy.protocol.training import (
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.connected_tasks import ConnectedTasks
 from argosy.server.coordinator import Coordinator
+from argosy.server.deferred_answers import DeferredAnswers
 from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.server.handshake import Handshake
 from argosy.server.job_end import JobEnd
 from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
-from argosy.server.outbox import Outbox
 from argosy.server.peer_links import PeerLinks
+from argosy.server.recovery import Recovery
 from argosy.server.status_report import StatusAnswers
 from argosy.server.worker_requests import WorkerRequests
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
@@ -69,13 +70,6 @@ _LOOK_EVERY = 0.1
 _NOTHING_ASKED = WaitingRequest()
 _LEASE = Lease()
 _LOSSES = LossPolicy()
-
-
-class Lives(msgspec.Struct, array_like=True):
-    """Which processes the workers are, as this server knows it and as the coordinator has said."""
-
-    workers: dict[int, str]
-    admitted: dict[int, str]
 
 
 class ParameterServer:
@@ -99,15 +93,14 @@ class ParameterServer:
         self._cluster = cluster
         self._memory = memory or OrdinaryMemory()
         # What leaves this server tells of what it keeps: so it is kept first.
-        self._outbox = Outbox(listener) if self._memory.lasts else None
-        self._listener = listener = self._outbox or listener
+        self._deferred = DeferredAnswers(listener) if self._memory.lasts else None
+        self._listener = listener = self._deferred or listener
         self._workers = list(cluster.tasks("worker"))
         self._lease = lease
         self._connected = ConnectedTasks(cluster, self.task, self._is_here, lease)
         self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self.stop_wanted = False  # set by a signal
         self._looked = 0.0
-        self._lives_changed = False
         self._unsettled = True
         self._saving = ShardSaving(index, cluster.count("ps"), self._memory)
         self._executor = OrderExecutor(
@@ -139,49 +132,26 @@ class ParameterServer:
             lease,
             losses.replaces,
         )
+        self._recovery = Recovery(
+            self._memory,
+            self._executor,
+            self._saving,
+            self._coordinator,
+            self._requests,
+            self._links,
+            self._connected,
+            self._handshake,
+        )
         if self._memory.found:
-            self._recall()
-
-    # --- what the next process of this server needs -------------------------------------------------------
-    def _keep(self) -> None:
-        """Make everything valid that the next process would need."""
-        if not self._memory.lasts:
-            return
-        self._executor.keep()
-        self._links.keep()
-        self._saving.keep()
-        if self._coordinator is not None:
-            self._coordinator.keep(self._memory)
-        if self._lives_changed:
-            self._lives_changed = False
-            workers = {task.index: life for task, life in self._connected.lives.items() if task.job != "ps"}
-            lives = Lives(workers, self._handshake.admitted)
-            self._memory.put("lives", msgspec.msgpack.encode(lives))
-        self._memory.commit()
+            self._recovery.recall()
+            say(f"{self.task} is back at step {self._executor.step}")
 
     def _settle(self) -> None:
         """Keep what has come of a message, and then send what follows from it."""
-        self._keep()
-        if self._outbox is not None:
-            self._outbox.flush()
+        self._recovery.keep()
+        if self._deferred is not None:
+            self._deferred.flush()
         self._links.flush()
-
-    def _recall(self) -> None:
-        """Go on where the last process of this server was."""
-        if self._coordinator is not None:
-            self._saving.recall_directory()
-        registrations = self._executor.recall()
-        if self._coordinator is not None:
-            self._coordinator.recall(self._memory, registrations, self._saving.checkpoints)
-        self._requests.recall()
-        self._links.recall()
-        if (kept := self._memory.get("lives")) is not None:
-            lives = msgspec.msgpack.decode(kept, type=Lives)
-            self._connected.recall({Task("worker", worker): life for worker, life in lives.workers.items()})
-            self._handshake.recall(lives.admitted)
-        if (report := self._saving.unwritten()) is not None:
-            self._links.tell(report)
-        say(f"{self.task} is back at step {self._executor.step}")
 
     def _make_coordinator(self, losses: LossPolicy) -> Coordinator:
         return Coordinator(
@@ -251,7 +221,7 @@ class ParameterServer:
         task = self._connected.task(peer)
         try:
             if isinstance(header, Hello):
-                self._lives_changed = True
+                self._recovery.lives_changed = True
                 self._handshake.greet(peer, header)
             elif isinstance(header, StatusRequest | StacksOffer | Stacks):
                 self.status.hear(peer, header)
@@ -325,7 +295,7 @@ class ParameterServer:
             case Fail(reason, failed) if self._coordinator is not None:
                 self._coordinator.fail(failed or task, reason)
             case Admitted(worker, life) if task.index == 0:
-                self._lives_changed = True
+                self._recovery.lives_changed = True
                 self._handshake.admit(worker, life)
             case ShardSaved() if self._coordinator is not None:
                 self._saving.collect(task.index, header)
@@ -408,14 +378,14 @@ class ParameterServer:
         self._links.tell(Orders(tuple(decisions), tuple(self._untold)))
         self._untold.clear()
         self._executor.order(decisions)
-        self._keep()  # once an update has begun, nothing else may be decided in its place
+        self._recovery.keep()  # once an update has begun, nothing else may be decided in its place
         self._links.flush()  # the others need not wait for this server's own part
         self._executor.carry_out()
 
     def _scale(self, scale: Scale) -> None:
         self._links.tell(scale)
         self._executor.expect_factor(scale.step, scale.factor)
-        self._keep()
+        self._recovery.keep()
         self._links.flush()
         self._executor.go_on()
 
@@ -444,7 +414,7 @@ class ParameterServer:
     # --- time ---------------------------------------------------------------------------------------------
     def _keep_time(self, now: float) -> None:
         if not self._links.ready and self._links.advance():
-            self._lives_changed = True
+            self._recovery.lives_changed = True
             self._handshake.greet_early()
         if self._saving.busy:
             self._advance_saving()
@@ -459,5 +429,5 @@ class ParameterServer:
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether a connection that ended was made anew; its task may have had nothing to say since."""
-        listener = self._listener if self._outbox is None else self._outbox.listener
+        listener = self._listener if self._deferred is None else self._deferred.listener
         return listener.send(peer, WaitingReport((), 0.0))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Outbox:
+class DeferredAnswers:
     """In front of a `Listener`; `flush` sends. The tensors are sent as they are by then."""
 
     def __init__(self, listener: Listener) -> None:
