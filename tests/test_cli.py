@@ -41,8 +41,10 @@ def test_defaults(script: Path, jobs: list[JobSpec]) -> None:
 
 def test_every_option(script: Path, jobs: list[JobSpec]) -> None:
     words = "--ps 3 --workers 4 --mode sync --aggregate 3 --late fold --tokens 2 --max-staleness 5"
+    words += " --max-restarts 7 --on-loss shrink --min-workers 2"
     cli.main(["run", *words.split(), "--log-dir", "logs", "--threads", "2", str(script)])
     settings = {"mode": "sync", "aggregate": "3", "late": "fold", "tokens": "2", "max_staleness": "5"}
+    settings |= {"max_restarts": "7", "on_loss": "shrink", "min_workers": "2"}
     assert jobs == [JobSpec(script, (), 3, 4, settings, 2, Path("logs"))]
 
 
@@ -93,6 +95,14 @@ def odd_scripts(folder: Path) -> dict[str, Path]:
         (["run", "--mode", "sync", "--aggregate", "x", "SCRIPT"], "aggregate"),
         (["run", "--aggregate", "1", "SCRIPT"], "add --mode sync"),
         (["run", "--log-dir", "/dev/null/logs", "SCRIPT"], "--log-dir"),
+        (["run", "--max-restarts", "x", "SCRIPT"], "max_restarts: expected a whole number, 0 or more"),
+        (["run", "--on-loss", "cry", "SCRIPT"], "on_loss: expected one of wait, shrink, got 'cry'"),
+        (["run", "--min-workers", "3", "SCRIPT"], "min_workers: expected at most 2, the number of workers"),
+        (
+            ["run", "--mode", "ring", "--max-restarts", "3", "SCRIPT"],
+            "--max-restarts: expected a job with servers, got none; a ring ends with any of its workers",
+        ),
+        (["run", "--serve", "--min-workers", "2", "SCRIPT"], "--min-workers: expected no restarts together"),
         (["demo", "--steps", "many"], "'many' is not a valid integer"),
         (["demo", "--mode", "ring"], "mode"),
         (["demo", "--data", "/nowhere"], "/nowhere"),
@@ -150,6 +160,7 @@ def test_options_of_run_are_those_pinned(capsys: pytest.CaptureFixture[str]) -> 
     pinned = {"--ps", "--workers", "--mode", "--aggregate", "--late", "--tokens", "--max-staleness"}
     names = {name for parameter in cli.run.params for name in parameter.opts if name.startswith("--")}
     ours = {"--log-dir", "--threads", "--fork-server", "--evaluator", "--serve", "--grace"}
+    ours |= {"--max-restarts", "--on-loss", "--min-workers"}
     assert names == pinned | ours
 
 

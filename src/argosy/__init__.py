@@ -49,39 +49,26 @@ if TYPE_CHECKING:
     from argosy.store.placement import RoundRobin as RoundRobin
     from argosy.store.placement import Split as Split
 
-_HOMES = {
-    "ArgosyError": "argosy.errors",
-    "Async": "argosy.modes",
-    "CheckpointDamaged": "argosy.errors",
-    "Client": "argosy.remote.client.cluster_client",
-    "ClusterSpec": "argosy.cluster.spec",
-    "ConfigError": "argosy.errors",
-    "Greedy": "argosy.store.placement",
-    "HookFailed": "argosy.errors",
-    "JobFailed": "argosy.errors",
-    "ModelMismatch": "argosy.errors",
-    "RemoteError": "argosy.errors",
-    "Replica": "argosy.entry",
-    "Ring": "argosy.modes",
-    "RoundRobin": "argosy.store.placement",
-    "Server": "argosy.server.serving_task",
-    "Session": "argosy.session.session",
-    "Split": "argosy.store.placement",
-    "Sync": "argosy.modes",
-    "TaskLost": "argosy.errors",
-    "Verdict": "argosy.replica.exchange",
-    "WaitTimeout": "argosy.errors",
-    "capture": "argosy.remote.client.capture",
-    "connect": "argosy.remote.client.connect",
-    "create_local_server": "argosy.server.serving_task",
-    "device": "argosy.remote.client.device_scope",
-    "fetch": "argosy.remote.client.module_transfer",
-    "hooks": "argosy",
-    "join": "argosy.entry",
-    "load": "argosy.checkpoint.tensor_reader",
-    "place": "argosy.remote.client.module_transfer",
-    "scale_learning_rate": "argosy.replica.learning_rate",
+_NAMES = {
+    "argosy": "hooks",
+    "argosy.checkpoint.tensor_reader": "load",
+    "argosy.cluster.spec": "ClusterSpec",
+    "argosy.entry": "Replica join",
+    "argosy.errors": "ArgosyError CheckpointDamaged ConfigError HookFailed JobFailed ModelMismatch "
+    "RemoteError TaskLost WaitTimeout",
+    "argosy.modes": "Async Ring Sync",
+    "argosy.remote.client.capture": "capture",
+    "argosy.remote.client.cluster_client": "Client",
+    "argosy.remote.client.connect": "connect",
+    "argosy.remote.client.device_scope": "device",
+    "argosy.remote.client.module_transfer": "fetch place",
+    "argosy.replica.exchange": "Verdict",
+    "argosy.replica.learning_rate": "scale_learning_rate",
+    "argosy.server.serving_task": "Server create_local_server",
+    "argosy.session.session": "Session",
+    "argosy.store.placement": "Greedy RoundRobin Split",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 

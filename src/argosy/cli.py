@@ -17,7 +17,7 @@ from argosy.cluster.discover import take_flags
 from argosy.cluster.spec import Address
 from argosy.errors import USAGE_EXIT_CODE, ArgosyError, ConfigError, exit_code
 from argosy.launch import local
-from argosy.launch.job import GRACE, PRELOAD, JobSpec, serving
+from argosy.launch.job import GRACE, MAX_RESTARTS, PRELOAD, JobSpec, serving
 
 _DEMO_SCRIPT = Path(__file__).with_name("demo.py")
 
@@ -84,6 +84,17 @@ _fork_server = click.option(
     "--max-staleness", metavar="S", help="async: at most S updates between a pull and its gradient."
 )
 @click.option(
+    "--max-restarts",
+    metavar="N",
+    help=f"How often each task is started again that a signal has ended.  [default: {MAX_RESTARTS}]",
+)
+@click.option(
+    "--on-loss",
+    metavar="wait|shrink",
+    help="sync: a step waits for a worker that is started again, or goes on without it.  [default: wait]",
+)
+@click.option("--min-workers", metavar="N", help="With fewer workers than this the job ends.  [default: 1]")
+@click.option(
     "--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Keep each task's output here."
 )
 @click.option("--evaluator", is_flag=True, help="Also a task that evaluates each checkpoint.")
@@ -129,12 +140,15 @@ def run(
           no servers: the workers average their gradients among themselves
       argosy run --mode async --max-staleness 8 --log-dir logs train.py
           no gradient older than 8 updates; logs/worker-0.log, logs/ps-0.log, …
+      argosy run --workers 4 --mode sync --on-loss shrink --max-restarts 10 --min-workers 2 train.py
+          tasks that are killed come back, up to 10 times each; meanwhile the others go on, 2 at least
       argosy run --serve --ps 1 --workers 2 client.py
           a cluster that waits for work, and client.py, whose argosy.connect() needs no address
 
-    Every line of a task comes with its name. A worker that is killed takes nobody with it; a task that fails
-    ends the job, the first cause is printed last, and its exit code is ours (128+n for signal n).
-    Ctrl-C ends everything; a second one at once.
+    Every line of a task comes with its name. A task that is killed is started again, but for a ring. A worker
+    that has no restarts left takes nobody with it; a server that has none, or a task that fails, ends the
+    job, the first cause is printed last, and its exit code is ours (128+n for signal n). Ctrl-C ends
+    everything; a second one at once.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     servers = int(given.get("mode") != "ring") if ps is None else ps

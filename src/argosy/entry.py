@@ -77,6 +77,7 @@ def _serve(identity: Identity) -> None:
             lease=identity.lease.seconds,
             use_lane=identity.use_lane,
             remote=False,
+            losses=identity.losses,
         ).join()
     except Exception as error:
         task_exit.write_record(identity.task, error)
@@ -104,6 +105,7 @@ def _enter(identity: Identity) -> Replica:
         identity.wait,
         identity.use_lane,
         identity.lease,
+        restarts=identity.max_restarts > 0,
     )
     task_exit.install(me, client.leave, client.fail)
     report_on_signal(lambda: query(str(cluster.address(Task("ps", 0)))).splitlines())

@@ -152,10 +152,10 @@ class SaveFailed(ArgosyError):
         self.step = step
         self.directory = str(directory)
         self.saved = saved
-        left = "there is no checkpoint" if saved is None else f"the newest checkpoint is that of step {saved}"
+        left = "there is no checkpoint" if saved is None else f"the newest checkpoint is of step {saved}"
         super().__init__(
             f"the final state, of step {step}, is NOT saved in {directory}: {why}; {left}; "
-            "make room and start again to train from there"
+            "free some disk space, and start again to train from there"
         )
 
 

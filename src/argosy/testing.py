@@ -21,6 +21,7 @@ import torch
 
 from argosy.cluster.discover import Identity
 from argosy.cluster.lease import DEFAULT_LEASE, Lease
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.entry import Replica
 from argosy.modes import Async, Mode
@@ -68,6 +69,7 @@ class LocalCluster:
         order: Order | None = None,
         wait: float = 20.0,
         lease: float = DEFAULT_LEASE,
+        losses: LossPolicy | None = None,
     ) -> None:
         torch.set_num_threads(1)
         self._listeners = [_listen(lane, Lease(lease)) for _ in range(servers)]
@@ -84,6 +86,7 @@ class LocalCluster:
         self._mode = Async() if mode is None else mode
         self._wait = wait
         self._lease = Lease(lease)
+        self._losses = LossPolicy() if losses is None else losses
         self._turns = _Turns(order, wait)
         self._channels: dict[int, list[_ScriptedChannel]] = defaultdict(list)
         self._threads: list[threading.Thread] = []
@@ -143,7 +146,9 @@ class LocalCluster:
             return self._open(to, f"/job:ps/task:{index}")
 
         listener = self._listeners[index]
-        ParameterServer(self.spec, index, listener, connect, self._wait, lease=self._lease).run()
+        ParameterServer(
+            self.spec, index, listener, connect, self._wait, lease=self._lease, losses=self._losses
+        ).run()
 
     def _open(self, to: Task, name: str) -> Channel:
         listener = self._listeners[to.index]
@@ -157,7 +162,8 @@ class LocalCluster:
         client = StoreClient(
             self.spec, task, lambda server: self._connect(task, server), self._wait, lease=self._lease
         )
-        replica = Replica(Identity(self.spec, task, mode, wait=self._wait), client)
+        restarts = self._losses.max_restarts
+        replica = Replica(Identity(self.spec, task, mode, wait=self._wait, max_restarts=restarts), client)
         try:
             client.hello()
             self.outcome.results[task.index] = program(replica)

@@ -114,7 +114,7 @@ def test_a_damaged_one_is_refused_by_name_and_the_one_before_it_is_used(archive:
 
 
 def test_a_second_job_is_refused(archive: Archive) -> None:
-    with pytest.raises(ConfigError, match=f"that of pid {os.getpid()} on .*; wait until it has ended"):
+    with pytest.raises(ConfigError, match=f"in use by pid {os.getpid()} on .*; wait until it has ended"):
         Archive(archive.directory, keep=3)
     assert folder.is_written_to(archive.directory)
 

@@ -73,7 +73,7 @@ def test_the_synthetic_set_and_its_batches() -> None:
     ((images, labels),) = list(plain)
     assert torch.equal(images.sum(dim=(1, 2, 3)).sort()[0], pictures.test_images.sum(dim=(1, 2, 3)).sort()[0])
     assert labels.bincount().tolist() == [50] * 10
-    with pytest.raises(ConfigError, match="batch: expected from 1 to the 500 pictures"):
+    with pytest.raises(ConfigError, match="batch: expected a number of pictures from 1 to 500"):
         cifar10.Batches(pictures.test_images, pictures.test_labels, 501)
 
 

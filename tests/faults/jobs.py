@@ -128,7 +128,9 @@ class Jobs:
     def cluster(self, servers: int, workers: int) -> Cluster:
         return Cluster(self, servers, workers)
 
-    def launch(self, mode: str, steps: int, pause: float, *, workers: int = 2, **environ: str) -> Launched:
+    def launch(
+        self, mode: str, steps: int, pause: float, *, workers: int = 2, restarts: int = 0, **environ: str
+    ) -> Launched:
         """`argosy run` of the training on 2 servers, or none in a ring; torch is imported once."""
         servers = 0 if mode == "ring" else 2
         words = [
@@ -139,6 +141,8 @@ class Jobs:
             workers,
             "--mode",
             mode,
+            "--max-restarts",
+            restarts,
             "--log-dir",
             self.folder / "logs",
         ]

@@ -1,7 +1,8 @@
-"""Starts tasks on hosts that are network namespaces, and imports torch once for all of them.
+"""Starts tasks, also on hosts that are network namespaces, and imports torch once for all of them.
 
-Reads one JSON object a line: `namespace`, `argv`, `out`. What a task says goes to the file `out`, its code to
-one that ends in `.code`. When the nursery's input ends, it ends every task that still runs.
+Reads one JSON object a line: `namespace` ("": none), `argv`, `environ`, `out`. What a task says goes to the
+file `out`, its process id to one that ends in `.pid`, its code to one that ends in `.code`. When the
+nursery's input ends, it ends every task that still runs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def begin(order: dict[str, Any]) -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, to in ((nothing, 0), (out, 1), (out, 2)):
         os.dup2(descriptor, to)
-    enter(order["namespace"])
+    if order["namespace"]:
+        enter(order["namespace"])
+    os.environ.update(order["environ"])
     sys.argv = order["argv"]
     code = run(sys.argv[0])
     atexit._run_exitfuncs()
@@ -74,6 +77,7 @@ def main() -> None:
                 if not (pid := os.fork()):
                     begin(order)
                 running[pid] = order["out"]
+                Path(order["out"]).with_suffix(".pid").write_text(str(pid))
             for pid in () if wanted else running:
                 os.kill(pid, signal.SIGKILL)
         pid, status = os.waitpid(-1, os.WNOHANG) if running else (0, 0)

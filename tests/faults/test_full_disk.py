@@ -61,7 +61,7 @@ def test_a_final_state_that_is_not_saved_is_an_error_and_said_last(
     assert "CANNOT SAVE step" in task.err, str(task)
     last = task.err.rstrip().splitlines()[-1]
     assert f"the final state, of step 9, is NOT saved in {runs}: " in last, str(task)
-    assert "No space left on device; the newest checkpoint is that of step 4; make room" in last, str(task)
+    assert "No space left on device; the newest checkpoint is of step 4; free some" in last, str(task)
     (small_disk / "filler").unlink()
     again = jobs.start("again", [*command, 9], TESTS=TESTS)
     assert again.wait() == 0, str(again)
@@ -78,7 +78,7 @@ def test_ctrl_c_says_last_that_nothing_was_saved(jobs: Jobs, small_disk: Path) -
     assert task.wait() == 130, str(task)
     last = task.err.rstrip().splitlines()[-1]
     assert last.startswith("argosy: /job:ps/task:0: the final state, of step "), str(task)
-    assert "there is no checkpoint; make room" in last, str(task)
+    assert "there is no checkpoint; free some disk space" in last, str(task)
 
 
 SUMMARIES = """

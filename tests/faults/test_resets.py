@@ -6,17 +6,14 @@ parameters are the number of updates that each server has made.
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
+from forking import Nursery
 
 from hosts import Hosts, needed_to_break
 
@@ -44,25 +41,6 @@ print(f"ledger {session.global_step} {values.min().item():.0f} {values.max().ite
 PLACES = {"ps0": 1, "ps1": 2, "worker0": 3, "worker1": 3, "worker2": 3}
 LINKS = {"server and server": (1, 2), "workers and server 0": (3, 1), "workers and server 1": (3, 2)}
 _ports = count(15001, 5)
-
-
-class Nursery:
-    """Starts tasks on hosts; see nursery.py."""
-
-    def __init__(self) -> None:
-        program = Path(__file__).with_name("nursery.py")
-        environ = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, program], stdin=subprocess.PIPE, text=True, env=environ
-        )
-
-    def start(self, namespace: str, argv: list[str], out: Path) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"namespace": namespace, "argv": argv, "out": str(out)}) + "\n")
-        self._process.stdin.flush()
-
-    def close(self) -> None:
-        self._process.communicate(timeout=20)
 
 
 class Job:

@@ -39,7 +39,7 @@ def test_skip_leaves_the_parameters_alone_and_says_so(
     said = lines(capsys)
     assert len(said) == 2, said  # the second came within seconds of the first
     assert said[0].startswith("/job:worker/task:0, step 1: the gradient of weight has 2 ")
-    assert said[1] == "/job:worker/task:0 gave nothing to 2 steps: gradients were not finite"
+    assert said[1] == "/job:worker/task:0 skipped 2 steps because its gradients were not finite"
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync()])

@@ -9,7 +9,7 @@ import pytest
 
 from argosy.cluster.spec import Task
 from argosy.launch.cause import ErrorRecord, first_cause, last_words, read_record, report
-from argosy.launch.supervise import Ended
+from argosy.launch.job_events import Ended
 
 PS, W0, W1 = Task("ps", 0), Task("worker", 0), Task("worker", 1)
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: boom\n'

@@ -85,7 +85,8 @@ def both_ways(launcher: Launcher, body: str, *options: str) -> tuple[Launch, Lau
 
 def test_a_script_sees_what_it_would_see(forking_launcher: Launcher) -> None:
     # Addresses are drawn anew for each job.
-    drawn = "drawn = {'ARGOSY_CLUSTER', 'ARGOSY_ERROR_FILE', 'ARGOSY_LISTEN_FD', 'ARGOSY_STATUS_FILE'}\n"
+    files = "'ARGOSY_ERROR_FILE', 'ARGOSY_STATUS_FILE', 'ARGOSY_LISTEN_FD', 'ARGOSY_MEMORY_FD'"
+    drawn = f"drawn = {{'ARGOSY_CLUSTER', {files}}}\n"
     forked, cold = both_ways(forking_launcher, drawn + SURROUNDINGS, "--workers", "1")
     assert forked.process.returncode == 0
     for task in ("/job:ps/task:0", "/job:worker/task:0"):
@@ -262,7 +263,7 @@ def server(tmp_path: Path) -> Iterator[ForkServer]:
 
 
 def test_a_task_outlives_the_server(server: ForkServer) -> None:
-    task = server.start({"STAY": "1"}, None)
+    task = server.start({"STAY": "1"}, {})
     server.close()
     said = task.stdout.readline()
     assert said.startswith(b"%d environ({'STAY': '1'})" % os.getpid())
@@ -275,7 +276,7 @@ def test_a_task_outlives_the_server(server: ForkServer) -> None:
 
 
 def test_a_large_environment(server: ForkServer) -> None:
-    task = server.start({"STAY": "", "BYTES": "\udcff" * 400_000}, None)
+    task = server.start({"STAY": "", "BYTES": "\udcff" * 400_000}, {})
     with task.stdout, task.stderr:
         assert len(task.stdout.read()) > 400_000
     assert task.wait() == 0
@@ -284,7 +285,7 @@ def test_a_large_environment(server: ForkServer) -> None:
 def test_a_server_that_was_killed_forks_nothing(server: ForkServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
     with pytest.raises(ForkFailed, match="it was killed by SIGKILL"):
-        server.start({"STAY": ""}, None)
+        server.start({"STAY": ""}, {})
 
 
 def test_a_server_that_was_stopped_forks_nothing(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +293,7 @@ def test_a_server_that_was_stopped_forks_nothing(server: ForkServer, monkeypatch
     monkeypatch.setattr(fork_client, "_LAST_MOMENT", 0.1)
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(ForkFailed, match="it does not answer"):
-        server.start({"STAY": "", "BYTES": "x" * 1_000_000}, None)
+        server.start({"STAY": "", "BYTES": "x" * 1_000_000}, {})
 
 
 def test_processes_of_a_task(launcher: Launcher) -> None:

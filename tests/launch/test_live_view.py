@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import socket
 import subprocess
 import sys
 import termios
@@ -16,14 +17,16 @@ import torch
 from terminal import Terminal
 
 from argosy.cluster.discover import discover
-from argosy.cluster.spec import ClusterSpec
+from argosy.cluster.spec import Address, ClusterSpec
 from argosy.entry import Replica
 from argosy.launch.status_poller import LINE_EVERY, StatusPoller
 from argosy.observe.journal import read
 from argosy.observe.progress import Progress, Speedometer
 from argosy.observe.view import render
-from argosy.protocol.asking import JobStatus, WorkerStatus
+from argosy.protocol.asking import JobStatus, StatusReport, WorkerStatus
 from argosy.store.inquiry import query
+from argosy.wire.channel import Delivery
+from argosy.wire.zmq_channel import ZmqListener
 
 TRAIN = """
 import os, sys, time
@@ -118,6 +121,28 @@ def test_off_a_terminal_a_line_comes_when_it_is_time_and_there_is_news(tmp_path:
 
 def step_of(poller: StatusPoller) -> int | None:
     return None if poller.progress is None else poller.progress.step
+
+
+def test_a_coordinator_that_died_is_asked_again_when_it_is_back(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kept:  # as the launcher does
+        address = Address(*kept.getsockname())
+        poller = StatusPoller(ClusterSpec({"ps": [str(address)]}), tmp_path / "status.json")
+        first = ZmqListener(address, listen_fd=os.dup(kept.fileno()))
+        poller.look(100.0)
+        assert isinstance(first.receive(10.0), Delivery)
+        first.close()  # without an answer
+        poller.look(100.5)
+        second = ZmqListener(address, listen_fd=os.dup(kept.fileno()))
+        poller.ask_again()
+        poller.look(101.0)
+        asked = second.receive(10.0)
+        assert isinstance(asked, Delivery)
+        second.send(asked.peer, StatusReport((), JobStatus(mode="Async", step=7, clock=1.0)))
+        while poller.progress is None:
+            poller.look(101.1)
+        assert step_of(poller) == 7
+        poller.close()
+        second.close()
 
 
 def test_without_servers_the_chief_leaves_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from argosy.cluster.spec import Address, Task
 from argosy.errors import ConfigError
 from argosy.launch.job import JobSpec, check, describe_cluster, plan_task, task_environ
 from argosy.launch.ports import Ports
+from argosy.launch.supervise import Restarts
 from argosy.modes import Async, Sync
 
 
@@ -49,7 +52,35 @@ def test_a_task_discovers_what_was_planned(script: Path) -> None:
 
 def test_only_given_settings_are_passed(script: Path) -> None:
     names = {name for name in environ_of(JobSpec(script), Task("ps", 0)) if name.startswith("ARGOSY")}
-    assert names == {"ARGOSY_CLUSTER", "ARGOSY_JOB_NAME", "ARGOSY_TASK_INDEX"}
+    always = {"ARGOSY_CLUSTER", "ARGOSY_JOB_NAME", "ARGOSY_TASK_INDEX"}
+    assert names == always | {"ARGOSY_MAX_RESTARTS"}  # a task that nobody starts again has none
+    ring = environ_of(JobSpec(script, servers=0), Task("worker", 0))
+    assert {name for name in ring if name.startswith("ARGOSY")} == always
+
+
+def test_restarts_and_what_tasks_are_told_of_them(script: Path) -> None:
+    def told(settings: dict[str, str]) -> tuple[int, str, int]:
+        identity = discover({}, environ_of(JobSpec(script, settings=settings), Task("worker", 1)))
+        return identity.max_restarts, identity.on_loss, identity.min_workers
+
+    assert told({}) == (3, "wait", 1)
+    assert told({"max_restarts": "7", "on_loss": "shrink", "min_workers": "2"}) == (7, "shrink", 2)
+    assert told({"max_restarts": "0"}) == (0, "wait", 1)
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts"),
+    [
+        ({}, Restarts(3, 1)),
+        ({"settings": {"max_restarts": "5", "min_workers": "2"}}, Restarts(5, 2)),
+        ({"settings": {"max_restarts": "0"}}, Restarts(0, 1)),
+        ({"servers": 0}, Restarts()),
+        ({"settings": {"mode": "ring"}, "servers": 0}, Restarts()),
+        ({"serve": True}, Restarts()),
+    ],
+)
+def test_who_is_started_again(script: Path, job: dict[str, Any], restarts: Restarts) -> None:
+    assert JobSpec(script, **job).restarts == restarts
 
 
 def test_more_than_ten_tasks_keep_their_order(script: Path) -> None:
@@ -65,6 +96,7 @@ def test_another_jobs_environment_does_not_leak(script: Path) -> None:
         "ARGOSY_PS_HOSTS": "far:1",
         "ARGOSY_BIND": "0.0.0.0:1",
         "ARGOSY_LISTEN_FD": "7",
+        "ARGOSY_MEMORY_FD": "8",
         "ARGOSY_ERROR_FILE": "/nowhere",
         "TF_CONFIG": "{}",
     }
@@ -119,6 +151,14 @@ def test_the_command_is_the_script_with_its_arguments(script: Path) -> None:
         (1, 2, {"mode": "sync", "late": "never"}, "late"),
         (1, 2, {"mode": "async", "max_staleness": "-1"}, "max_staleness"),
         (1, 2, {"mode": "async", "tokens": "1"}, "tokens"),
+        (1, 2, {"max_restarts": "-1"}, "max_restarts"),
+        (1, 2, {"max_restarts": "often"}, "max_restarts"),
+        (1, 2, {"on_loss": "cry"}, "on_loss"),
+        (1, 2, {"min_workers": "0"}, "min_workers"),
+        (1, 2, {"min_workers": "3"}, "min_workers"),
+        (0, 2, {"max_restarts": "1"}, "--max-restarts"),
+        (0, 2, {"mode": "ring", "on_loss": "wait"}, "--on-loss"),
+        (0, 2, {"mode": "ring", "min_workers": "1"}, "--min-workers"),
     ],
 )
 def test_what_cannot_work_is_refused(
@@ -154,6 +194,24 @@ def test_the_first_worker_of_a_ring_is_handed_a_listener() -> None:
         assert ports.take_listener(Task("worker", 1)) is None
     with Ports([Task("worker", 0)]) as ports:
         assert ports.take_listener(Task("worker", 0)) is None
+
+
+def test_a_listener_may_be_kept_to_be_handed_over_again() -> None:
+    server = Task("ps", 0)
+    with Ports([server, Task("worker", 0)]) as ports:
+        address = (ports.addresses[server].host, ports.addresses[server].port)
+        for _ in range(3):
+            listener = ports.take_listener(server, keep=True)
+            assert listener is not None
+            with listener:
+                assert listener.getsockname() == address
+                assert not listener.get_inheritable()
+        socket.create_connection(address).close()  # accepted by nobody yet
+        ports.release(server)
+        ports.release(server)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        ports.release(Task("worker", 0))  # only who listens is released
 
 
 def test_ports_differ_and_only_servers_hand_over_a_listener(script: Path) -> None:

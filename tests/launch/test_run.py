@@ -192,7 +192,7 @@ def test_a_worker_that_is_killed_takes_nobody_with_it(launcher: Launcher) -> Non
         wait()
         print("went on")
     """
-    launch = launcher.start(body, stderr=subprocess.STDOUT)
+    launch = launcher.start(body, "--max-restarts", "0", stderr=subprocess.STDOUT)
     launch.until("/job:worker/task:1 was killed by SIGKILL", "the others go on\n")
     launch.open_gate()
     assert launch.finish() == 137
@@ -211,7 +211,7 @@ def test_a_worker_that_was_survived_is_not_blamed_for_what_follows(launcher: Lau
         fail("lost /job:ps/task:0: its connection ended", caused_by="/job:ps/task:0 at 127.0.0.1:1")
     hang()
     """
-    launch = launcher.start(body, stderr=subprocess.STDOUT)
+    launch = launcher.start(body, "--max-restarts", "0", stderr=subprocess.STDOUT)
     launch.until("/job:worker/task:1 was killed by SIGKILL", "the others go on\n")
     launch.open_gate()
     assert launch.finish() == 1
@@ -274,7 +274,7 @@ def test_a_server_that_is_killed_is_the_cause_of_what_follows(launcher: Launcher
         pass
     fail("lost /job:ps/task:0", caused_by="/job:ps/task:0")
     """
-    done = launcher.run(body)
+    done = launcher.run(body, "--max-restarts", "0")
     assert done.process.returncode == 137
     last = done.errors.rstrip("\n").split("\n")[-1]
     assert last.startswith("/job:ps/task:0 was killed by SIGKILL")

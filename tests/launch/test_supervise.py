@@ -8,19 +8,8 @@ import signal
 import pytest
 
 from argosy.cluster.spec import Task
-from argosy.launch.supervise import (
-    Decision,
-    Ended,
-    Interrupted,
-    Limits,
-    Say,
-    SendSignal,
-    Supervisor,
-    Tell,
-    Tick,
-    exit_status,
-    signal_name,
-)
+from argosy.launch.job_events import Decision, Ended, Interrupted, Say, SendSignal, Tell, Tick, signal_name
+from argosy.launch.supervise import Limits, Supervisor, exit_status
 
 PS0, PS1 = Task("ps", 0), Task("ps", 1)
 W0, W1 = Task("worker", 0), Task("worker", 1)

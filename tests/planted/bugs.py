@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bug import Bug
 from log_bugs import LOG_BUGS
+from replacement_bugs import REPLACEMENT_BUGS
 from ring_bugs import RING_BUGS
 from store_bugs import STORE_BUGS
 
@@ -100,8 +101,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "a group that joins gets the first group's hyperparameters",
         "server/shard.py",
-        "optimizer = FlatOptimizer(spec.name, spec.groups[group], masters)",
-        "optimizer = FlatOptimizer(spec.name, spec.groups[0], masters)",
+        "FlatOptimizer(spec.name, spec.groups[group], masters",
+        "FlatOptimizer(spec.name, spec.groups[0], masters",
         ("server/test_shard.py", "replica/test_equivalence.py"),
     ),
     # --- wire -----------------------------------------------------------------------------------------------
@@ -230,5 +231,6 @@ BUGS: tuple[Bug, ...] = (
     ),
     *STORE_BUGS,
     *LOG_BUGS,
+    *REPLACEMENT_BUGS,
     *RING_BUGS,
 )

@@ -30,8 +30,8 @@ LOG_BUGS: tuple[Bug, ...] = (
     Bug(
         "an entry is let go when the first follower has it",
         "update/log.py",
-        "(self.last - min(self._acknowledged.values()))",
-        "(self.last - max(self._acknowledged.values()))",
+        "needed = min(self._acknowledged.values()) + 1",
+        "needed = max(self._acknowledged.values()) + 1",
         ("update/test_log.py", "simulation/test_schedules.py"),
     ),
     Bug(
@@ -109,7 +109,7 @@ LOG_BUGS: tuple[Bug, ...] = (
     Bug(
         "a request that is sent again is done again",
         "server/worker_requests.py",
-        "if answer is None or number != message.header.number:",
+        "if answer is None or number != message.header.number or seen:",
         "if True:",
         ("faults/test_broken_connection.py",),
     ),
@@ -127,12 +127,62 @@ LOG_BUGS: tuple[Bug, ...] = (
         "return (worker, seq) in self._held",
         ("server/test_order_executor.py", "faults/test_broken_connection.py", "simulation/test_breaking.py"),
     ),
+    # --- servers that come back -----------------------------------------------------------------------------
+    Bug(
+        "what was lost with a server is not asked for when it is back",
+        "store/returning_channel.py",
+        "renewals = self.renewals + 1",
+        "renewals = self.renewals",
+        ("store/test_returning_servers.py",),
+    ),
+    Bug(
+        "a new process that asks for a hello gets none",
+        "store/returning_channel.py",
+        "elif _asks_for_hello(message.header):",
+        "elif False:",
+        ("store/test_returning_servers.py",),
+    ),
+    Bug(
+        "a server that came back is not sent its share",
+        "store/client.py",
+        "if server and shown is not None and shown[server] == self.attached[server]:",
+        "if server and shown is not None:",
+        ("store/test_returning_servers.py",),
+    ),
+    Bug(
+        "a server that came back meanwhile counts as one that sees the memory",
+        "store/client.py",
+        "self._shown = attached",
+        "self._shown = self.attached",
+        ("store/test_returning_servers.py",),
+    ),
+    Bug(
+        "memory is not shared again with a server that came back",
+        "replica/server_exchange.py",
+        "if self._client.attached != self._attached:",
+        "if False:",
+        ("store/test_returning_servers.py",),
+    ),
+    Bug(
+        "a server that came back is reached over the network only",
+        "store/caller_handshake.py",
+        'if self._use_lane and lane not in ("", self._tried) and self._shorten(lane):',
+        "if self._use_lane and lane and not self._tried and self._shorten(lane):",
+        ("store/test_caller_handshake.py", "store/test_returning_servers.py"),
+    ),
+    Bug(
+        "whoever has lost its lease is let in over a new connection",
+        "server/handshake.py",
+        "if self._connected.has_ended(hello.life):",
+        "if False:",
+        ("server/test_handshake.py",),
+    ),
     # --- leases ---------------------------------------------------------------------------------------------
     Bug(
         "whoever has lost its lease may go on",
         "server/connected_tasks.py",
-        "            del self._tasks[peer]\n            self._given_up[peer] = task\n",
-        "",
+        "                del self._tasks[peer]\n                self._given_up[peer] = task\n",
+        "                pass\n",
         ("faults/test_deaths.py", "faults/test_broken_connection.py"),
     ),
     Bug(

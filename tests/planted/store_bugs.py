@@ -16,15 +16,15 @@ STORE_BUGS: tuple[Bug, ...] = (
     Bug(
         "a push is kept after its decision",
         "server/order_executor.py",
-        "return self._held.pop((worker, seq), _NOTHING)",
-        "return self._held.get((worker, seq), _NOTHING)",
+        "held = self._held.pop((worker, seq), _NOTHING)",
+        "held = self._held.get((worker, seq), _NOTHING)",
         ("server/test_order_executor.py::test_nothing_is_kept_of_a_push_after_its_decision",),
     ),
     Bug(
         "a push in shared memory that is held is not copied",
         "server/order_executor.py",
-        "            self._held[key] = self._held[key].copy()\n",
-        "            pass\n",
+        "            self._held[key] = held = self._held[key].copy()\n",
+        "            held = self._held[key]\n",
         (
             "server/test_order_executor.py::test_a_gradient_that_waits_for_others_is_as_it_was_when_it_was_answered",
         ),

@@ -272,7 +272,7 @@ def test_a_ring_whose_replicas_see_other_directories_says_so(tmp_path: Path) -> 
         with replica.session(nn.ParameterList([weight]), optimizer, last_step=1, directory=directory):
             pass
 
-    with pytest.raises(ConfigError, match="directory: expected one that every replica of the ring sees"):
+    with pytest.raises(ConfigError, match="directory: expected one that every replica of the ring can read"):
         run("ring", program)
 
 

@@ -150,7 +150,7 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigError, match="warmup: expected a number of steps"):
         argosy.scale_learning_rate(optimizer, replica, warmup=-1)
     lr_scheduler.StepLR(optimizer, 10)
-    with pytest.raises(ConfigError, match="make the scheduler after it"):
+    with pytest.raises(ConfigError, match="create the scheduler after this call"):
         argosy.scale_learning_rate(optimizer, replica)
 
 

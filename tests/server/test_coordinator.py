@@ -38,7 +38,8 @@ def test_a_gather_takes_place_when_the_one_it_waits_for_has_left(how: str) -> No
     getattr(made, how)(2)
     met = Gathered(1, {0: FIRST, 1: FIRST})
     assert told == [(0, met), (1, met)]
-    assert made.gathers_completed == 1
+    made.arrive(2, again=False)
+    assert made.gather_base(2) == 1
 
 
 # --- who is connected -------------------------------------------------------------------------------------

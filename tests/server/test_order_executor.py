@@ -17,6 +17,7 @@ from argosy.protocol.joining import Register
 from argosy.protocol.layout import Layout, ParameterSpec, extend
 from argosy.protocol.training import BlockAhead, PushAnswer, PushRequest
 from argosy.server.checkpointing import ShardSaving
+from argosy.server.durable_memory import OrdinaryMemory
 from argosy.server.order_executor import OrderExecutor
 from argosy.store.optimizers import describe
 from argosy.store.placement import Greedy, place
@@ -28,8 +29,10 @@ class Server:
 
     def __init__(self, blocks: int = 1) -> None:
         self.answers: list[tuple[Header, list[list[float]]]] = []
+        memory = OrdinaryMemory()
+        saving = ShardSaving(0, 1, memory)
         self.executor = OrderExecutor(
-            0, self._reply, lambda *_: None, lambda _: True, ShardSaving(0, 1), workers=2
+            0, self._reply, lambda *_: None, lambda _: True, saving, 2, memory, lambda: None
         )
         specs = [ParameterSpec(name, (2,), "float32", 0) for name in ("a", "b")]
         layout = extend(Layout(), specs, place(Greedy(), specs, [0]), 16 // blocks)

@@ -182,7 +182,7 @@ def test_a_full_disk_does_not_end_the_training(
     finals = outcome.results
     assert same(finals[0], LocalCluster(2, 2, Sync()).run(training(6))[0])
     assert "CANNOT SAVE step" in (told := capsys.readouterr().err)
-    assert "No space left on device; the checkpoints before it stay" in told
+    assert "No space left on device; earlier checkpoints are kept" in told
     failure = outcome.errors["/job:ps/task:0"]
     assert isinstance(failure, SaveFailed)
     assert (failure.step, failure.saved, failure.directory) == (6, 2, str(tmp_path))

@@ -68,9 +68,10 @@ class Broken:
 
 @dataclass(frozen=True)
 class OwnState:
-    """A worker's own state, for a checkpoint: here, the step that it stands at."""
+    """A worker's own state, for a checkpoint: here, the step that it stands at, and its place in its data."""
 
     step: int
+    batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,7 @@ class Job:
         """Let the core decide, and give every server its orders."""
         before = self.core.admission.step
         decisions = self.core.on(event)
+        self.decided(decisions)
         assert self.core.admission.step >= before, "E3: the global step went back"
         for answer in decisions:
             if isinstance(answer, Answer):
@@ -267,10 +269,17 @@ class Job:
                 assert key not in self.answers, f"{key} is answered twice"
                 self.answers[key] = answer
         if any(isinstance(decision, Cut) for decision in decisions):
-            self.owners = {worker: self.counts[worker] for worker in self.roster.present()}
+            self.owners = {worker: self.counts[worker] for worker in self.roster.in_training()}
         self.tell(0, lambda follower: self.obey(self.servers[follower], decisions))
         self.obey(self.servers[0], decisions)
         self.publish()
+
+    def decided(self, decisions: Sequence[Decision]) -> None:
+        """For jobs that keep more books."""
+
+    def loss(self, worker: int) -> Lost:
+        """What follows from a worker's death."""
+        return Lost(worker)
 
     def obey(self, server: Server, decisions: Sequence[Decision]) -> None:
         """A server carries out decisions, and answers."""
@@ -302,13 +311,13 @@ class Job:
 
     def publish(self) -> None:
         """The coordinator publishes a checkpoint once all of it is there; that takes a while."""
-        contents = self.checkpoints.ready(set(self.roster.present()), 0.0)
+        contents = self.checkpoints.ready(set(self.roster.in_training()), 0.0)
         if contents is None:
             return
         self.published.append(contents)
         for worker, number in self.owners.items():
             if self.roster.is_here(worker) and self.counts[worker] == number:
-                assert int(contents.replicas[worker]) >= contents.step, "a state of before the cut"
+                assert int(contents.replicas[worker].split()[0]) >= contents.step, "a state of before the cut"
         self.network.send(("published",), lambda: self.decide(CutWritten(saved=not contents.errors)))
 
     def replied(self, life: Life, server: int, reply: Reply) -> Delivery:
@@ -331,9 +340,9 @@ class Job:
             case Farewell() if current:
                 self.decide(Finished(life.worker))
             case Broken() if current and self.roster[life.worker] is Presence.PRESENT:
-                self.decide(Lost(life.worker))
-            case OwnState(step) if current:
-                self.checkpoints.give(life.worker, str(step).encode(), step)
+                self.decide(self.loss(life.worker))
+            case OwnState(step, batch) if current:
+                self.checkpoints.give(life.worker, f"{step} {batch}".encode(), step)
                 self.publish()
             case Push(worker, seq) if self.servers[server].hold((worker, seq)):
                 if server == 0:
@@ -437,7 +446,7 @@ class Job:
         """A worker was out of the coordinator's reach for too long; other servers may still hear it."""
         if life.welcomed and not life.fenced and self.roster.is_here(life.worker):
             life.fenced = True
-            self.decide(Lost(life.worker))
+            self.decide(self.loss(life.worker))
 
     def learn_of_its_end(self, life: Life) -> None:
         """It has asked the coordinator for whom it waits."""

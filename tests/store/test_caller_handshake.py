@@ -50,6 +50,23 @@ def test_without_such_a_server_here_the_network_stays(capsys: pytest.CaptureFixt
     assert "reaches the server over the network: no shared memory (connection refused)" in said
 
 
+def test_a_server_that_was_started_again_has_another_shorter_way(capsys: pytest.CaptureFixture[str]) -> None:
+    network, first, second = LocalListener(), UnixListener(), UnixListener()
+    approach = CallerHandshake(network.connect(b"me"), HELLO, "the server", use_lane=True)
+    welcomed(network, first.name)
+    approach.advance(5.0)
+    first.close()
+    approach.advance(5.0)
+    for listener in (network, second):
+        welcomed(listener, second.name)
+        approach.advance(5.0)
+    assert approach.welcome == Welcome(lane=second.name)
+    assert approach.channel.in_place
+    assert capsys.readouterr().err == ""
+    approach.close()
+    second.close()
+
+
 def test_a_server_that_hangs_up_is_reached_over_the_network(capsys: pytest.CaptureFixture[str]) -> None:
     """As one does that belongs to another user."""
     network, name = LocalListener(), f"argosy-{uuid.uuid4().hex}"

@@ -53,6 +53,7 @@ from argosy.protocol.remote_work import (
     Work,
 )
 from argosy.protocol.saving import (
+    CarriedState,
     DirectoryOpened,
     OpenDirectory,
     OwnState,
@@ -100,6 +101,7 @@ EXAMPLES: list[Header] = [
     DirectoryOpened("runs/mnist/step-3", 3, ("damaged",)),
     ResumeRequest(),
     ResumePoint(3, b"state", GROUPS),
+    ResumePoint(3, carried=CarriedState({"torch": b"state"}, 2, 1)),
     Register(LAYOUT, OptimizerSpec("Adam", GROUPS), Ring(), 100, 1.5, "mean", ("running_mean",)),
     Register(
         LAYOUT,
@@ -119,6 +121,7 @@ EXAMPLES: list[Header] = [
     PushRequest(5, 3, "gradient", 32.0, (1, 2), GROUPS, ("running_mean",)),
     PushRequest(2**62, 0, "pull", numbers={"loss": 0.5}),
     PushRequest(5, 3, wishes=("save", "stop", "average", "slots")),
+    PushRequest(5, 3, state=CarriedState({"torch": b"state"}, 2, 1)),
     OwnState(b"state", 7),
     PushAnswer(5, "dropped", 9, 4, True, ("running_mean",)),
     WaitingRequest(5),

@@ -60,7 +60,7 @@ def newest(directory: Path, tell: Callable[[str], None]) -> tuple[Path, Index] |
         try:
             return each.path, check(each.path)
         except CheckpointDamaged as error:
-            tell(f"{error}; one before it is looked for")
+            tell(f"{error}; trying an earlier one")
     return None
 
 
@@ -143,7 +143,7 @@ class Lock:
             raise ConfigError(
                 "directory",
                 "one that no other job writes to",
-                f"{directory}, that of {owner or 'another process'}",
+                f"{directory}, which is in use by {owner or 'another process'}",
                 "wait until it has ended, or choose another directory",
             ) from None
         os.ftruncate(self._descriptor, 0)

@@ -104,7 +104,7 @@ class Reader:
         with self.path.open("rb") as file:
             file.seek(place.offset + start * size)
             if file.readinto(buffer) != len(buffer):
-                raise CheckpointDamaged(self.path, "it ends too soon")
+                raise CheckpointDamaged(self.path, "the file is truncated")
         return tensor_of(place.spec if whole else FrameSpec(place.spec.dtype, (stop - start,)), buffer)
 
 

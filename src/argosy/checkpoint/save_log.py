@@ -27,7 +27,7 @@ class SaveLog:
             record(outcome.path, "not saved", step=outcome.step, error=outcome.error)
             say(
                 f"CANNOT SAVE step {outcome.step} in {outcome.path}: {outcome.error}; "
-                "the checkpoints before it stay"
+                "earlier checkpoints are kept"
             )
             return
         record(outcome.path.parent, "saved", step=outcome.step, bytes=outcome.nbytes, seconds=outcome.seconds)

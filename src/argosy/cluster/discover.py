@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from argosy.cluster.lease import Lease
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.settings import (
     DEFAULT_WAIT,
     FLAGS,
@@ -57,6 +58,11 @@ class Identity:
     num_gpus: int | None = None
     use_lane: bool = True
     by_torchrun: bool = False
+
+    @property
+    def losses(self) -> LossPolicy:
+        """What follows when a worker is lost."""
+        return LossPolicy(self.max_restarts, self.on_loss, self.min_workers)
 
 
 def take_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -104,7 +104,7 @@ class Batches:
 
     def __init__(self, images: Tensor, labels: Tensor, size: int, shift: int = 3) -> None:
         if not 0 < size <= len(labels):
-            raise ConfigError("batch", f"from 1 to the {len(labels)} pictures there are", size)
+            raise ConfigError("batch", f"a number of pictures from 1 to {len(labels)}", size)
         self._images, self._labels, self._size, self._shift = images, labels, size, shift
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ import time
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from argosy.errors import ConfigError, NotFinite
 from argosy.events import say
@@ -39,8 +39,7 @@ class NanGuard(Hook):
     def begin(self, session: Session) -> None:
         """Names for the parameters, once."""
         model = session.model
-        named = {} if model is None else {id(p): name for name, p in model.named_parameters()}
-        self._names = named
+        self._names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
 
     def before_step(self, session: Session) -> None:
         """Look at the gradients that are about to be given."""
@@ -51,7 +50,7 @@ class NanGuard(Hook):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        gradients = [_values(parameter) for parameter in parameters]
+        gradients = [sparse_values(p.grad) if p.grad.is_sparse else p.grad for p in parameters]
         if _surely_finite(gradients):
             return
         for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
@@ -79,7 +78,7 @@ class NanGuard(Hook):
         self.skipped += 1
         self._unsaid += 1
         times = f" ({self._unsaid} times since this was last said)" if self._unsaid > 1 else ""
-        self._say(session, f"{what} has {value}, so nothing of it is given{times}")
+        self._say(session, f"{what} has {value}, so this worker skips the step{times}")
 
     def _say(self, session: Session, text: str) -> None:
         now = time.monotonic()
@@ -91,14 +90,7 @@ class NanGuard(Hook):
     def end(self, session: Session) -> None:
         """How many there were in all."""
         if self.skipped:
-            say(f"{session.replica.task} gave nothing to {self.skipped} steps: gradients were not finite")
-
-
-def _values(parameter: nn.Parameter) -> Tensor:
-    gradient = parameter.grad
-    if gradient is None:
-        raise ValueError("no gradient")  # looked for before
-    return sparse_values(gradient) if gradient.is_sparse else gradient
+            say(f"{session.replica.task} skipped {self.skipped} steps because its gradients were not finite")
 
 
 def _surely_finite(gradients: list[Tensor]) -> bool:

@@ -79,7 +79,7 @@ class Profile(Hook):
         if _is_whole(path):
             say(f"trace of steps {self._first} to {self._step - 1} is in {path}")
         else:
-            say(f"cannot write the trace {path}: only a part of it is there; is the disk full?")
+            say(f"cannot write the trace {path}: the file is incomplete; is the disk full?")
 
 
 def _is_whole(path: Path) -> bool:

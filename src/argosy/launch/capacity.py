@@ -12,7 +12,7 @@ from pathlib import Path
 
 from argosy.errors import ConfigError
 
-# Of the launcher, for each task: a port, two pipes, a log.
+# Of the launcher, for each task: a port, memory that outlives it, two pipes, a log.
 _FILES_EACH, _FILES_SPARE = 5, 64
 # A task has several: ZeroMQ's, torch's, those that write checkpoints.
 _THREADS_EACH = 4

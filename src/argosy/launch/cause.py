@@ -15,7 +15,7 @@ import msgspec
 
 from argosy.cluster.spec import Task
 from argosy.errors import UNDECODABLE, USAGE_EXIT_CODE
-from argosy.launch.supervise import Ended
+from argosy.launch.job_events import Ended
 
 _TAIL_LINES = 30
 # A progress bar that is not yet ended by a newline may stand before it.

@@ -10,7 +10,8 @@ from argosy.errors import USAGE_EXIT_CODE
 from argosy.launch import cause
 from argosy.launch.cause import ErrorRecord
 from argosy.launch.job import JobSpec
-from argosy.launch.supervise import Ended, Supervisor, exit_status
+from argosy.launch.job_events import Ended
+from argosy.launch.supervise import Supervisor, exit_status
 from argosy.launch.workspace import Workspace
 
 _NEVER_JOINED = 1

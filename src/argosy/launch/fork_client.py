@@ -22,7 +22,7 @@ from typing import IO
 from argosy.launch.fork_server import receive, send
 from argosy.launch.forked_task import GO
 from argosy.launch.guard import Guard
-from argosy.launch.supervise import signal_name
+from argosy.launch.job_events import signal_name
 
 _PROGRAM = Path(__file__).with_name("fork_server.py")
 # A fork takes some milliseconds. Longer than this, somebody has stopped the server.
@@ -95,18 +95,20 @@ class ForkServer:
         if refusal is not None:
             raise ForkFailed(refusal)
 
-    def start(self, environ: Mapping[str, str], listener: socket.socket | None) -> ForkedProcess:
-        """Fork a task, which leads its group and is known to the guard; ForkFailed if none was."""
+    def start(self, environ: Mapping[str, str], handed: Mapping[str, int]) -> ForkedProcess:
+        """Fork a task, which leads its group and is known to the guard; ForkFailed if none was.
+
+        `handed`: open files that it gets, by the variables that tell it their numbers.
+        """
         with ExitStack() as ours, ExitStack() as theirs, _adopting():
             output, errors = _pipe(ours, theirs), _pipe(ours, theirs)
             near, far = socket.socketpair()
             ours.enter_context(near)
             theirs.enter_context(far)
-            handed = [output[1].fileno(), errors[1].fileno(), self._guard.fileno(), far.fileno()]
-            handed += [] if listener is None else [listener.fileno()]
+            files = [output[1].fileno(), errors[1].fileno(), self._guard.fileno(), far.fileno()]
             self._link.settimeout(_PATIENCE)
             try:
-                send(self._link, dict(environ), handed)
+                send(self._link, [dict(environ), list(handed)], [*files, *handed.values()])
                 theirs.close()  # or the end of the server would not be seen
                 pid = _await_arrival(near)
             except (EOFError, OSError):

@@ -110,7 +110,7 @@ def _fork_for_nothing() -> None:
     os.waitpid(child, 0)
 
 
-def _serve(link: socket.socket, arrive: Callable[[int, Environ, list[int]], None]) -> Environ:
+def _serve(link: socket.socket, arrive: Callable[[int, Environ, list[str], list[int]], None]) -> Environ:
     """Fork a task a request; returns in the tasks, with their environment. The server ends in here."""
     while True:
         try:
@@ -124,8 +124,9 @@ def _serve(link: socket.socket, arrive: Callable[[int, Environ, list[int]], None
             parent = os.pidfd_open(os.getpid())
             if os.fork() != 0:
                 os._exit(0)
-            environ: Environ = message
-            arrive(parent, environ, files)
+            environ: Environ
+            environ, names = message
+            arrive(parent, environ, names, files)
             return environ
         for file in files:
             os.close(file)

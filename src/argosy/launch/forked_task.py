@@ -18,7 +18,6 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from argosy.cluster.settings import LISTEN_FD
 from argosy.launch.guard import watch_this_process
 
 # The launcher's word that it has taken note of the task.
@@ -45,9 +44,12 @@ def _is_nanobind(value: object) -> bool:
     return isinstance(name, str) and name.partition(".")[0] == "nanobind"
 
 
-def arrive(parent: int, environ: dict[str, str], files: Sequence[int]) -> None:
-    """Lead a group that the guard knows, become the launcher's child, and take over what it handed on."""
-    output, errors, guard, launcher, *listener = files
+def arrive(parent: int, environ: dict[str, str], names: Sequence[str], files: Sequence[int]) -> None:
+    """Lead a group that the guard knows, become the launcher's child, and take over what it handed on.
+
+    `names`: the variables of `environ` that are to tell the numbers of the files after the first four.
+    """
+    output, errors, guard, launcher, *handed = files
     os.setsid()
     with socket.socket(fileno=guard) as link:
         watch_this_process(link)
@@ -57,9 +59,9 @@ def arrive(parent: int, environ: dict[str, str], files: Sequence[int]) -> None:
     for file, number in ((output, 1), (errors, 2)):
         os.dup2(file, number)
         os.close(file)
-    for file in listener:
+    for name, file in zip(names, handed, strict=True):
         os.set_inheritable(file, True)  # as after exec
-        environ[LISTEN_FD] = str(file)
+        environ[name] = str(file)
 
 
 def _await_end(process: int) -> None:

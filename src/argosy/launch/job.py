@@ -15,9 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from argosy.cluster.discover import EVALUATOR, discover
-from argosy.cluster.settings import ERROR_FILE, FLAGS, LISTEN_FD, STATUS_FILE, variable
+from argosy.cluster.settings import (
+    ERROR_FILE,
+    FLAGS,
+    LISTEN_FD,
+    MEMORY_FD,
+    STATUS_FILE,
+    read_int,
+    variable,
+)
 from argosy.cluster.spec import Address, ClusterSpec, Task
 from argosy.errors import ConfigError
+from argosy.launch.supervise import Restarts
 
 # Beside the error records of all tasks.
 STATUS_NAME = "status.json"
@@ -26,7 +35,7 @@ _OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lease", "lane"})
 # Left over from another job, these would tell a task that it is somebody else.
 JOB_VARIABLES = frozenset(
     {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}
-    | {LISTEN_FD, ERROR_FILE, STATUS_FILE, "TF_CONFIG", "RANK", "WORLD_SIZE"}
+    | {LISTEN_FD, MEMORY_FD, ERROR_FILE, STATUS_FILE, "TF_CONFIG", "RANK", "WORLD_SIZE"}
 )
 # What tasks would import one by one. torch._dynamo: the first optimizer of a process imports it.
 PRELOAD: tuple[str, ...] = (
@@ -54,6 +63,9 @@ CLIENT = Task("client", 0)
 
 
 GRACE = 30.0
+MAX_RESTARTS = 3
+# Settings of tasks that are started again.
+_OF_RESTARTS = ("max_restarts", "on_loss", "min_workers")
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,16 @@ class JobSpec:
         return not self.serve and (self.servers == 0 or self.settings.get("mode") == "ring")
 
     @property
+    def restarts(self) -> Restarts:
+        """Which tasks are started again, and how often: none of a ring, and none of those that serve."""
+        if self.serve or self.is_ring:
+            return Restarts()
+        return Restarts(
+            read_int("max_restarts", self.settings.get("max_restarts", str(MAX_RESTARTS))),
+            read_int("min_workers", self.settings.get("min_workers", "1"), least=1),
+        )
+
+    @property
     def command(self) -> tuple[str, ...]:
         """What Python is to run in each of them."""
         return (str(self.script), *self.args)
@@ -128,7 +150,9 @@ class TaskPlan:
 def serving(job: JobSpec) -> JobSpec:
     """The same tasks as a cluster that serves its devices, and the script as its client."""
     if job.settings:
-        raise ConfigError(f"--{next(iter(job.settings))}", "no mode together with --serve", "one")
+        name = next(iter(job.settings))
+        unwanted = "no restarts" if name in _OF_RESTARTS else "no mode"
+        raise ConfigError(f"--{name.replace('_', '-')}", f"{unwanted} together with --serve", "one")
     return replace(
         job,
         script=_SERVING_SCRIPT,
@@ -190,6 +214,8 @@ def task_environ(
 ) -> dict[str, str]:
     """The environment of a task: what all of them share, and who it is."""
     settings = dict(job.settings) | {"cluster": json.dumps(cluster.as_dict())}
+    if not (job.serve or job.is_ring):
+        settings |= {"max_restarts": str(job.restarts.most)}
     if task != CLIENT:
         settings |= {"job_name": task.job, "task_index": str(task.index)}
     return shared_environ(job, environ, cores) | {
@@ -215,3 +241,11 @@ def check(job: JobSpec, cluster: ClusterSpec, environ: Mapping[str, str]) -> Non
     for name in () if job.serve else ("ps", "worker"):
         for task in list(cluster.tasks(name))[:1]:
             discover({}, task_environ(job, cluster, task, environ, cores=1))
+    if job.is_ring:
+        for name in _OF_RESTARTS:
+            if job.settings.get(name, "0") != "0":
+                why = "a ring ends with any of its workers"
+                raise ConfigError(f"--{name.replace('_', '-')}", "a job with servers", "none", why)
+    if job.restarts.min_workers > job.workers:
+        expected = f"at most {job.workers}, the number of workers"
+        raise ConfigError("min_workers", expected, job.restarts.min_workers)

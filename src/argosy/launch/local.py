@@ -10,19 +10,22 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from argosy.cluster.launcher import write_failure
+from argosy.cluster.launcher import write_failure, write_given_up
 from argosy.cluster.spec import Task
 from argosy.launch import cause
 from argosy.launch.capacity import check_room
 from argosy.launch.core_pinning import assign_cores, pin
+from argosy.launch.descriptors import Descriptors
 from argosy.launch.final_report import conclude
 from argosy.launch.guard import Guard
 from argosy.launch.job import CLIENT, JobSpec, TaskPlan, check, describe_cluster, plan_task
+from argosy.launch.job_events import Ended, Event, GiveUp, Interrupted, Restart, Say, SendSignal, Tell, Tick
 from argosy.launch.output import Stream, TaskLog
 from argosy.launch.ports import Ports
 from argosy.launch.process import TaskProcess
@@ -30,19 +33,7 @@ from argosy.launch.screen import Screen
 from argosy.launch.signal_socket import INTERRUPTS, SignalSocket
 from argosy.launch.starting import Starter
 from argosy.launch.status_poller import StatusPoller
-from argosy.launch.supervise import (
-    Ended,
-    Event,
-    Interrupted,
-    Limits,
-    Say,
-    SendSignal,
-    Supervisor,
-    Tell,
-    Tick,
-    count,
-    exit_status,
-)
+from argosy.launch.supervise import Limits, Supervisor, count, exit_status
 from argosy.launch.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -66,7 +57,10 @@ def run(job: JobSpec) -> int:
             stack.callback(guard.dismiss)
             cores = sorted(os.sched_getaffinity(0))
             screen = Screen()
-            starter = stack.enter_context(Starter(job, guard, len(cores), screen.warn))
+            lasting = [task for task in job.members if task.job == "ps"] if job.restarts.most else []
+            descriptors = Descriptors(ports, lasting)
+            stack.callback(descriptors.close)
+            starter = stack.enter_context(Starter(job, guard, descriptors, len(cores), screen.warn))
             workspace = Workspace(guard, job.log_dir)
             stack.callback(workspace.close)
             plans = [
@@ -81,9 +75,10 @@ def run(job: JobSpec) -> int:
             poller = StatusPoller(cluster, workspace.status_file)
             stack.callback(poller.close)
             supervisor = _supervisor(job)
-            with JobRun(plans, screen, signals, poller, workspace, supervisor) as live:
-                live.start(starter, ports, places)
-                starter.close()
+            with JobRun(plans, places, starter, screen, signals, poller, workspace, supervisor) as live:
+                live.start()
+                if not job.restarts.most:
+                    starter.close()
                 live.until_over()
         errors = {task: log.errors for task, log in live.logs.items()}
         code = conclude(job, supervisor, workspace, errors, screen.warn)
@@ -94,7 +89,8 @@ def run(job: JobSpec) -> int:
 def _supervisor(job: JobSpec) -> Supervisor:
     if job.serve:  # tasks that serve never end by themselves: they are ended with their client
         return Supervisor(job.tasks, Limits(servers=0.0, interrupt=job.grace), CLIENT.job)
-    return Supervisor(job.tasks, Limits(interrupt=job.grace), survives=not job.is_ring)
+    limits = Limits(interrupt=job.grace)
+    return Supervisor(job.tasks, limits, survives=not job.is_ring, restarts=job.restarts)
 
 
 class JobRun:
@@ -103,6 +99,8 @@ class JobRun:
     def __init__(
         self,
         plans: Sequence[TaskPlan],
+        places: Mapping[Task, int],
+        starter: Starter,
         screen: Screen,
         signals: SignalSocket,
         poller: StatusPoller,
@@ -112,7 +110,9 @@ class JobRun:
         self.supervisor = supervisor
         self.screen = screen
         self.logs: dict[Task, TaskLog] = {}
-        self._plans = plans
+        self._plans = {plan.task: plan for plan in plans}
+        self._places = places
+        self._starter = starter
         self._signals = signals
         self._poller = poller
         self._workspace = workspace
@@ -135,24 +135,31 @@ class JobRun:
         for log in self.logs.values():
             log.close()
 
-    def start(self, starter: Starter, ports: Ports, places: Mapping[Task, int]) -> None:
-        """Start every task, on its core where it has one, and say so."""
-        for plan in self._plans:
-            task = plan.task
+    def start(self) -> None:
+        """Start every task."""
+        for task in self._plans:
             self.logs[task] = TaskLog(self._workspace.log_file(task), self._complain)
-            listener = ports.take_listener(task)
-            try:
-                process = self._processes[task] = starter.start(plan, listener)
-                pin(process.pid, task, places)
-            finally:
-                if listener is not None:
-                    listener.close()
-            self._streams[task] = [
-                Stream(process.stdout, partial(self._relay, task, False)),
-                Stream(process.stderr, partial(self._relay, task, True)),
-            ]
-            where = "" if plan.address is None else f" at {plan.address}"
-            self.screen.say(f"started {task} pid {process.pid}{where}")
+            self._start(task)
+
+    def _start(self, task: Task) -> None:
+        """Start a task, on its core where it has one, and say so."""
+        plan = self._plans[task]
+        process = self._starter.start(plan, self.supervisor.may_restart(task))
+        self._processes[task] = process
+        pin(process.pid, task, self._places)
+        self._streams[task] = [
+            Stream(process.stdout, partial(self._relay, task, False)),
+            Stream(process.stderr, partial(self._relay, task, True)),
+        ]
+        where = "" if plan.address is None else f" at {plan.address}"
+        self.screen.say(f"started {task} pid {process.pid}{where}")
+
+    def _start_again(self, task: Task) -> None:
+        """With nothing of its earlier life but its log, and that it has joined."""
+        self._plans[task].error_file.unlink(missing_ok=True)
+        self.logs[task].forget_errors()
+        self._start(task)
+        self._poller.ask_again()
 
     def until_over(self) -> None:
         """Carry the supervisor's decisions out until nothing is left to wait for."""
@@ -240,17 +247,33 @@ class JobRun:
                 case SendSignal(tasks, number):
                     for task in tasks:
                         self._processes[task].send(number)
+                case Restart(task):
+                    self._start_again(task)
+                case GiveUp(tasks):
+                    self._note(self._workspace.given_up_file, partial(write_given_up, tasks=map(str, tasks)))
+        if not isinstance(event, Tick):
+            self._release()
+
+    def _release(self) -> None:
+        """Keep nothing for tasks that are not started again."""
+        for task in self._plans:
+            if not self.supervisor.may_restart(task):
+                self._starter.release(task)
 
     def _tell(self, failure: Ended) -> None:
         """A task that failed early could tell nobody: those who wait for it look for our word."""
         record = cause.read_record(self._workspace.error_file(failure.task))
         reason = f"it {failure.how}" if record is None else record.brief or record.message
-        address = next(plan.address for plan in self._plans if plan.task == failure.task)
+        address = self._plans[failure.task].address
         name = str(failure.task) if address is None else f"{failure.task} at {address}"
+        self._note(self._workspace.failure_file, partial(write_failure, task=name, reason=reason))
+
+    def _note(self, path: Path, write: Callable[[Path], None]) -> None:
+        """A note for the tasks; a disk that is full costs the note, and not the job."""
         try:
-            write_failure(self._workspace.failure_file, name, reason)
+            write(path)
         except OSError as error:
-            self._complain(f"cannot write {self._workspace.failure_file}: {error.strerror}")
+            self._complain(f"cannot write {path}: {error.strerror}")
 
     def _complain(self, text: str) -> None:
         """Once a job: what fills the disk for one task fills it for all."""

@@ -113,6 +113,10 @@ class TaskLog:
                 self.close()
                 self._complain(f"cannot write {self._path}: {error.strerror}; the rest of it is not kept")
 
+    def forget_errors(self) -> None:
+        """What another process of the task has said explains nothing of the next one's end."""
+        self._errors.clear()
+
     @property
     def errors(self) -> list[str]:
         """The last lines on stderr."""

@@ -37,12 +37,20 @@ class Ports:
         """Where each task is reached."""
         return {task: Address(*bound.getsockname()) for task, bound in self._sockets.items()}
 
-    def take_listener(self, task: Task) -> socket.socket | None:
+    def take_listener(self, task: Task, keep: bool = False) -> socket.socket | None:
         """A task's socket, for the caller to pass on and close; None for one that nobody connects to.
 
-        The launcher must not keep it: a connection to a dead server would be accepted by nobody, in silence.
+        `keep`: the task may be started again, and be handed it again. Otherwise the launcher must not keep
+        it: a connection to a dead server would be accepted by nobody, in silence.
         """
-        return self._sockets.pop(task) if task in self._handed else None
+        if task not in self._handed:
+            return None
+        return self._sockets[task].dup() if keep else self._sockets.pop(task)
+
+    def release(self, task: Task) -> None:
+        """Keep the socket of this task no longer."""
+        if task in self._handed and (kept := self._sockets.pop(task, None)) is not None:
+            kept.close()
 
     def close(self) -> None:
         """Release what was not taken."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
+from collections.abc import Mapping
 from typing import IO, Any, Protocol
 
-from argosy.cluster.settings import LISTEN_FD
 from argosy.cluster.spec import Task
 from argosy.launch.guard import Guard
 from argosy.launch.job import TaskPlan
@@ -29,19 +28,22 @@ class Process(Protocol):
     def wait(self) -> int: ...
 
 
-def start_cold(plan: TaskPlan, guard: Guard, listener: socket.socket | None) -> Process:
-    """A new interpreter for the task. The guard knows its group before its program runs."""
-    extra = {} if listener is None else {LISTEN_FD: str(listener.fileno())}
+def start_cold(plan: TaskPlan, guard: Guard, handed: Mapping[str, int]) -> Process:
+    """A new interpreter for the task. The guard knows its group before its program runs.
+
+    `handed`: open files that it gets, by the variables that tell it their numbers.
+    """
+    numbers = {name: str(file) for name, file in handed.items()}
     # preexec_fn is safe here: the launcher has one thread.
     return subprocess.Popen(
         plan.argv,
-        env=dict(plan.environ) | extra,
+        env=dict(plan.environ) | numbers,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,
-        pass_fds=() if listener is None else (listener.fileno(),),
+        pass_fds=tuple(handed.values()),
         preexec_fn=guard.watch_this_process,
     )
 

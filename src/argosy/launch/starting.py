@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import select
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
+from argosy.cluster.spec import Task
+from argosy.launch.descriptors import Descriptors
 from argosy.launch.fork_client import ForkFailed, ForkServer
 from argosy.launch.guard import Guard
 from argosy.launch.job import JobSpec, TaskPlan, shared_environ
@@ -19,10 +20,18 @@ from argosy.launch.signal_socket import INTERRUPTS, SignalSocket
 
 
 class Starter:
-    """Starts the tasks of a job; `warn` is told, once, if they have to be started cold."""
+    """Starts the tasks of a job, some of them again; `warn` is told, once, if that has to be cold."""
 
-    def __init__(self, job: JobSpec, guard: Guard, cores: int, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        guard: Guard,
+        descriptors: Descriptors,
+        cores: int,
+        warn: Callable[[str], None],
+    ) -> None:
         self._guard = guard
+        self._descriptors = descriptors
         self._warn = warn
         self._server: ForkServer | None = None
         if job.preload is None:
@@ -50,9 +59,14 @@ class Starter:
             self._go_cold(str(error))
         return None
 
-    def start(self, plan: TaskPlan, listener: socket.socket | None) -> TaskProcess:
-        """Start a task."""
-        return TaskProcess(plan.task, self._process(plan, listener), self._guard)
+    def start(self, plan: TaskPlan, may_restart: bool) -> TaskProcess:
+        """Start a task, which may have to be started once more after this."""
+        with self._descriptors.handed(plan.task, keep=may_restart) as handed:
+            return TaskProcess(plan.task, self._process(plan, handed), self._guard)
+
+    def release(self, task: Task) -> None:
+        """It will not be started again: keep nothing that would make others wait for it."""
+        self._descriptors.release(task)
 
     def close(self) -> None:
         """No more tasks will be started."""
@@ -68,13 +82,13 @@ class Starter:
     ) -> None:
         self.close()
 
-    def _process(self, plan: TaskPlan, listener: socket.socket | None) -> Process:
+    def _process(self, plan: TaskPlan, handed: Mapping[str, int]) -> Process:
         if self._server is not None:
             try:
-                return self._server.start(plan.environ, listener)
+                return self._server.start(plan.environ, handed)
             except ForkFailed as error:
                 self._go_cold(str(error))
-        return start_cold(plan, self._guard, listener)
+        return start_cold(plan, self._guard, handed)
 
     def _go_cold(self, why: str) -> None:
         self.close()

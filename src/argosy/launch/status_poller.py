@@ -59,6 +59,11 @@ class StatusPoller:
         else:
             self._ask(self._address)
 
+    def ask_again(self) -> None:
+        """At once, and over a connection of its own: whoever was asked may have died since."""
+        self.close()
+        self._asked = -ASK_AGAIN
+
     def _ask(self, address: str) -> None:
         # Imported only now: tasks start before this.
         from argosy.store.inquiry import Inquirer

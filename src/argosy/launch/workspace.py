@@ -10,7 +10,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from argosy.cluster.launcher import failure_file
+from argosy.cluster.launcher import failure_file, given_up_file
 from argosy.cluster.spec import Task
 from argosy.errors import ConfigError
 from argosy.launch.guard import Guard
@@ -47,6 +47,11 @@ class Workspace:
     def failure_file(self) -> Path:
         """Where tasks that wait look for the launcher's word of a failure."""
         return failure_file(self._errors / STATUS_NAME)
+
+    @property
+    def given_up_file(self) -> Path:
+        """Where tasks find who is not started again."""
+        return given_up_file(self._errors / STATUS_NAME)
 
     def log_file(self, task: Task) -> Path:
         """Where its output goes."""

@@ -75,7 +75,7 @@ def plot(directory: Path, output: Path | None = None) -> Path:
         ) from None
     runs = [run for run in runs if any(_known(values) for values in (run.losses, run.speeds))]
     if not runs:
-        remedy = "a training shows its loss by session.log(loss=...), and its speed after a second"
+        remedy = "log the loss with session.log(loss=...); the speed is known after one second"
         raise ConfigError(
             "DIRECTORY", f"progress with a loss or a speed in {NAME}", f"none in {directory / NAME}", remedy
         )

@@ -18,6 +18,8 @@ from argosy.protocol.frames import Dtype
 from argosy.protocol.layout import Layout, ParameterSpec
 
 PROTOCOL_VERSION = 3
+# What is expected of a peer that nobody knows here.
+HELLO_FIRST = "hello first"
 
 
 class Hello(HeaderBase, frozen=True, tag="hello"):

@@ -27,6 +27,18 @@ class DirectoryOpened(HeaderBase, frozen=True, tag="opened"):
     number: Count = 0
 
 
+class CarriedState(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's own state before a turn, as it travels with the push of that turn.
+
+    `parts`: what has changed since the push before, each encoded by the worker. `gathers`: how many it had
+    taken part in. `turns`: of those after this state, how many are decided.
+    """
+
+    parts: dict[str, bytes]
+    gathers: Count = 0
+    turns: Count = 0
+
+
 class ResumeRequest(HeaderBase, frozen=True, tag="resume?"):
     """From where do I go on?"""
 
@@ -34,12 +46,16 @@ class ResumeRequest(HeaderBase, frozen=True, tag="resume?"):
 
 
 class ResumePoint(HeaderBase, frozen=True, tag="resume"):
-    """From this step, with this state of your own, and these hyperparameters if they were saved."""
+    """From this step, with this state of your own, and these hyperparameters if they were saved.
+
+    `carried`: you take the place of a process that has made turns in this job; go on from what it gave last.
+    """
 
     step: Count
     state: bytes = b""
     groups: tuple[Group, ...] | None = None
     number: Count = 0
+    carried: CarriedState | None = None
 
 
 class OwnState(HeaderBase, frozen=True, tag="state"):

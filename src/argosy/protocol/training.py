@@ -9,6 +9,7 @@ import msgspec
 from argosy.protocol.asking import Numbers
 from argosy.protocol.decisions import Decision, Status
 from argosy.protocol.fields import Count, Group, HeaderBase, Index, UpdateCounts
+from argosy.protocol.saving import CarriedState
 
 Wish: TypeAlias = Literal["save", "stop", "average", "slots", "last"]
 Wishes: TypeAlias = tuple[Wish, ...]
@@ -22,7 +23,8 @@ class PushRequest(HeaderBase, frozen=True, tag="push"):
     the places of the blocks that were sent ahead, and have no frame here. `wishes`: "save" the state soon,
     "stop" the job, answer with the "average" or with the optimizer's "slots" in place of the values; "last":
     I bring nothing more. `numbers`: what it logged, rarely, and `logged`: at which step. `batches`: a
-    checksum of its first batches, once.
+    checksum of its first batches, once. `state`: what this turn began from, if another process may have to
+    take this worker's place.
     """
 
     seq: Count
@@ -38,6 +40,7 @@ class PushRequest(HeaderBase, frozen=True, tag="push"):
     numbers: Numbers = msgspec.field(default_factory=dict)
     logged: Count = 0
     batches: Count = 0
+    state: CarriedState | None = None
 
 
 class BlockAhead(HeaderBase, frozen=True, tag="bucket"):

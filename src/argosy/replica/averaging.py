@@ -116,7 +116,7 @@ class Averaging:
             if number in self._seen:
                 if buckets[0] < self.rounds.entered:
                     raise ArgosyError(
-                        "a gradient came twice in one backward pass, after it had been averaged; "
+                        "a parameter got a second gradient in one pass, after the first was averaged; "
                         "pass overlap=False to distribute()"
                     )
                 return

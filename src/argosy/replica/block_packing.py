@@ -137,7 +137,8 @@ class BlockPacking:
     def _copy_in(self, in_place: Sequence[bool]) -> None:
         pairs = zip(self._targets(), self._values, strict=True)
         stray = [(target, value) for target, value in pairs if target.data_ptr() != value.data_ptr()]
-        foreach_copy_([target for target, _ in stray], [value for _, value in stray])
+        if stray:  # all may live there already, and only this packing is new
+            foreach_copy_([target for target, _ in stray], [value for _, value in stray])
         self._bind(in_place)
 
     def _bind(self, in_place: Sequence[bool]) -> None:
@@ -152,6 +153,10 @@ class BlockPacking:
         pairs = zip(self._targets(), self._values, strict=True)
         everywhere = all(in_place) and all(target.data_ptr() == value.data_ptr() for target, value in pairs)
         self._bound = [parameter.data_ptr() for parameter in self._parameters] if everywhere else []
+
+    def detach(self) -> None:
+        """Another packing takes this one's place; the parameters stay where they are until it moves them."""
+        self._pinned.close()
 
     def release(self) -> None:
         """Give the parameters memory of their own."""

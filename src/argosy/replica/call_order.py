@@ -47,10 +47,10 @@ class CallOrder:
             problem = f"this replica is in a session already, begun at {self._session}"
             raise CallError(where, "session()", problem, "leave that one first")
         if self._ended and not self._alone:
-            problem = f"the job has ended with the session of {self._ended}"
+            problem = f"the job ended with the session at {self._ended}"
             raise CallError(where, "session()", problem, "train in one session, or start the script again")
         if stepped and not self._alone:
-            problem = "the training began with a step() before it, without the model's names and buffers"
+            problem = "step() was called before it, so training began without the model's names and buffers"
             raise CallError(where, "session()", problem, "call step() only inside the session")
         self._session = where
 

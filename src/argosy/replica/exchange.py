@@ -15,6 +15,7 @@ from torch import nn
 
 from argosy.modes import BufferRule
 from argosy.protocol.decisions import Status
+from argosy.protocol.saving import CarriedState
 from argosy.replica.hyperparameters import take_groups
 from argosy.replica.loaded_values import Loads
 from argosy.replica.turn import Turn
@@ -49,13 +50,15 @@ class Keeping:
 class Resumed:
     """From where a training goes on: `state` is this replica's own, `groups` the saved hyperparameters.
 
-    `chiefs`: the chief's own state, where all replicas must scale their losses alike.
+    `chiefs`: the chief's own state, where all replicas must scale their losses alike. `carried`: what the
+    pushes of a process before have carried, whose place this one takes.
     """
 
     step: int = 0
     state: bytes = b""
     groups: tuple[dict[str, Any], ...] | None = None
     chiefs: bytes = b""
+    carried: CarriedState | None = None
 
 
 NOTHING_LOGGED: tuple[dict[str, float], int] = ({}, 0)
@@ -81,6 +84,8 @@ class Training:
     # What was logged, and at which step, when the servers should hear of it.
     numbers: Callable[[], tuple[dict[str, float], int]] = lambda: NOTHING_LOGGED
     batches: Callable[[], int] = int  # with a gradient: a checksum of the first batches, once
+    # At every turn, whether it is pushed: what the push carries for a process that may take this one's place.
+    carried: Callable[[bool], CarriedState | None] | None = None
     loads: Loads = field(default_factory=Loads)  # what the script loads into the model meanwhile
 
 

@@ -30,8 +30,8 @@ def scale_learning_rate(optimizer: torch.optim.Optimizer, replica: Worker, warmu
             raise ConfigError(
                 "scale_learning_rate",
                 "an optimizer without a scheduler",
-                f"one in group {number}",
-                "make the scheduler after it",
+                f"one with a scheduler on group {number}",
+                "create the scheduler after this call",
             )
     count = replica.count
     if count == 1:

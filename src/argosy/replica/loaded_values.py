@@ -59,7 +59,7 @@ class Loads:
         self._where, self._before = "", {}
         now = {} if self._model is None else dict(self._model.named_parameters())
         if any(now.get(name) is not parameter for name, (parameter, _) in before.items()):
-            problem = "it has put other parameters into the model, which the optimizer does not have"
+            problem = "it replaced parameters of the model, and the optimizer does not have the new ones"
             raise CallError(where, "load_state_dict()", problem, "load without assign=True")
         if all(torch.equal(now[name], values) for name, (_, values) in before.items()):
             return None  # put in and taken out again: averages for an evaluation, say

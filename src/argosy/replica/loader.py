@@ -36,7 +36,7 @@ class Loader(Generic[T]):
             raise ConfigError("batch_size", "a number of samples, 1 or more", batch_size)
         if not isinstance(dataset, Sized) or not len(dataset):
             got = f"{type(dataset).__name__} of length 0" if isinstance(dataset, Sized) else type(dataset)
-            raise ConfigError("dataset", "one with a length, of at least one sample", got)
+            raise ConfigError("dataset", "a dataset with a length, and at least one sample", got)
         self.dataset = dataset
         self.batch_size = batch_size
         self.count = count

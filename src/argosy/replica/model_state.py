@@ -18,6 +18,19 @@ from argosy.torch_private import buffers_of
 from argosy.wire.tensor_bytes import dtype_name
 
 
+def buffer_places(model: nn.Module | None) -> dict[str, tuple[nn.Module, str]]:
+    """The buffers of a model's state by their full names: the module of each, and its name there."""
+    if model is None:
+        return {}
+    saved = model.state_dict().keys()
+    names = {
+        f"{prefix}.{name}" if prefix else name: (module, name)
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_buffers(recurse=False, remove_duplicate=False)
+    }
+    return {full: place for full, place in names.items() if full in saved}
+
+
 class ModelState:
     """The buffers of a model, and which of them have changed."""
 
@@ -29,12 +42,7 @@ class ModelState:
             return
         known = {id(parameter) for parameter in trained}
         self._constants = {n: p.detach() for n, p in model.named_parameters() if id(p) not in known}
-        saved = model.state_dict().keys()
-        for prefix, module in model.named_modules():
-            for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
-                full = f"{prefix}.{name}" if prefix else name
-                if full in saved:
-                    self._places[full] = (module, name)
+        self._places = buffer_places(model)
         for full, value in self._everything():
             dtype_name(value.dtype, full)
             if value.numel() * value.element_size() > MAX_FRAME_BYTES:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from argosy.errors import ConfigError, SaveFailed
+from argosy.errors import CallError, ConfigError, SaveFailed
 from argosy.events import say
 from argosy.replica.exchange import Exchange, Resumed, Training, Verdict, parameters_of
 from argosy.replica.held_gradients import HeldGradients
@@ -163,14 +163,14 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
         if self._speaks and closure is None and not any(p.grad is not None for p in parameters):
             say(
                 f"{calling_line()}: step(): no parameter of the optimizer has a gradient; "
-                "if the model was made anew after distribute(), make the optimizer from the new one"
+                "if you rebuilt the model after distribute(), create the optimizer from the new model"
             )
 
     def _look_for_statistics(self) -> None:
         """At the first step: without a session nobody has told us of the model, and so of its buffers."""
         if self._speaks and keeps_statistics(p for group in self.param_groups for p in group["params"]):
             say(
-                "without a session BatchNorm's running statistics, like all buffers, are each worker's own: "
+                "without a session each worker keeps its own BatchNorm running statistics and buffers: "
                 "train in `with replica.session(model, optimizer)`"
             )
 
@@ -240,12 +240,9 @@ class DistributedOptimizer(TakesScale, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own. Where servers keep the state, before the training begins: the chief's counts."""
         if self._started and self._exchange.keeps_state:
-            raise ConfigError(
-                "load_state_dict",
-                "it before the session begins",
-                "an optimizer whose state is on the servers",
-                "load it before `replica.session(...)`, or begin from a checkpoint",
-            )
+            problem = "the session has begun, and the optimizer's state is on the servers"
+            remedy = "call it before `replica.session(...)`, or resume from a checkpoint"
+            raise CallError(calling_line(), "load_state_dict()", problem, remedy)
         self._inner.load_state_dict(state_dict)
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state

@@ -83,7 +83,7 @@ class RingBuffers:
             self._rounds.enter([ABSENT] * len(self._given[number]) if absent else None)
 
     def _put(self, number: int, state: Sequence[torch.Tensor]) -> None:
-        values = [state[piece.item - self._first] for piece in self._rounds.buckets[number].pieces]
+        values = self._of_bucket(number, state)
         foreach_copy_(self._given[number], values)
         if self._follows[number] and not self._rounds.keeps_given:
             self._copies[number] = [value.clone() for value in values]
@@ -95,11 +95,12 @@ class RingBuffers:
         state = buffers_at(self._places)
         for number in self._numbers:
             if self._follows[number]:
-                targets = [state[piece.item - self._first] for piece in self._rounds.buckets[number].pieces]
-                foreach_copy_(targets, self._copies.get(number, self._given[number]))
+                foreach_copy_(self._of_bucket(number, state), self._copies.get(number, self._given[number]))
 
     def take(self, number: int) -> None:
         """The result of a bucket, into the buffers that it is of."""
-        state = buffers_at(self._places)
-        targets = [state[piece.item - self._first] for piece in self._rounds.buckets[number].pieces]
-        foreach_copy_(targets, self._results[number])
+        foreach_copy_(self._of_bucket(number, buffers_at(self._places)), self._results[number])
+
+    def _of_bucket(self, number: int, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of all buffers that a bucket is of."""
+        return [state[piece.item - self._first] for piece in self._rounds.buckets[number].pieces]

@@ -19,9 +19,10 @@ from argosy.events import say
 from argosy.replica.averaging import Averaging
 from argosy.replica.chief_values import check_alike, take_state, take_values
 from argosy.replica.exchange import Resumed, Training, Verdict, begin_from, names_of, parameters_of
+from argosy.replica.model_state import buffer_places
 from argosy.replica.moving_averages import MovingAverages
 from argosy.replica.ring_buffers import NOTHING
-from argosy.replica.ring_items import Places, buffer_places, buffers_at
+from argosy.replica.ring_items import Places, buffers_at
 from argosy.replica.ring_saving import RingSaving
 from argosy.replica.step_check import BatchCheck, Stage, StepCheck
 from argosy.replica.torch_state import TorchState
@@ -121,7 +122,7 @@ class RingExchange:
         pairs = parameters_of(self._optimizer)
         self._parameters = [parameter for _, parameter in pairs]
         model = self._training.model
-        places = buffer_places(model)
+        places = list(buffer_places(model).values())
         check_alike(self._member, names_of(model, pairs), self._parameters, buffers_at(places))
         self._take_the_chiefs(places, first)
         brought = NOTHING if self._averaging is None else self._averaging.buffers.brought()
@@ -155,8 +156,8 @@ class RingExchange:
             names = [name for name, each in zip(self._member.names, told, strict=True) if any(each)]
             if names and self._member.rank == 0:
                 say(
-                    f"without a session the first gradient of {', '.join(names)} is of its own initial "
-                    "parameters, not of the chief's: use a session, or the same seed for the model"
+                    f"without a session {', '.join(names)} computed the first gradient from its own initial "
+                    "parameters, not from the chief's: use a session, or the same seed for the model"
                 )
 
     @property
@@ -276,7 +277,7 @@ class RingExchange:
         ended = self._round(says if tells else Says.SKIPS, "ends", takes=True)
         if ended.held:
             raise ArgosyError(
-                "a worker accumulates gradients while another makes a step with them; "
+                "one worker accumulates gradients while another applies them; "
                 "call step() with the same `every` on every worker"
             )
         return bool(ended.givers)

@@ -16,19 +16,6 @@ _ANY = torch.preserve_format
 Places = Sequence[tuple[nn.Module, str]]
 
 
-def buffer_places(model: nn.Module | None) -> list[tuple[nn.Module, str]]:
-    """Where the buffers are that belong to a model's state."""
-    if model is None:
-        return []
-    saved = model.state_dict().keys()
-    return [
-        (module, name)
-        for prefix, module in model.named_modules()
-        for name, _ in module.named_buffers(recurse=False, remove_duplicate=False)
-        if (f"{prefix}.{name}" if prefix else name) in saved
-    ]
-
-
 def buffers_at(places: Places) -> list[torch.Tensor]:
     """The buffers that are there now: a module may have put others in their place."""
     return [buffer for module, name in places if (buffer := buffers_of(module)[name]) is not None]

@@ -25,7 +25,7 @@ from argosy.update.checkpoints import Checkpoints
 
 # A replica that has left the ring gives no state: the others are not held up for it.
 _STATES_WITHIN = 5.0
-_SEEN_BY_ALL = "one that every replica of the ring sees"
+_SEEN_BY_ALL = "one that every replica of the ring can read"
 
 
 class RingSaving:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import nn
 
@@ -74,9 +75,11 @@ class ServerExchange:
         self._layout = Layout()
         self._version = 0
         self._groups: tuple[Group, ...] | None = None
+        self._attached: list[int] = []
         self._overlap: Overlap | None = None
         self._restore = ""  # the checkpoint that the training begins from
         self._cut = False  # whether a step was saved, and waits for this replica's state
+        self._replays = 0  # turns that count already: a process before has made them
         self._wishes: dict[Wish, None] = {}
         self.resumed = Resumed()
         self.keeps_state = True
@@ -94,11 +97,13 @@ class ServerExchange:
             self._open(training)
         self._state = ModelState(training.model, (p for _, p in parameters_of(optimizer)))
         self._register()
-        if training.keeping is not None:
+        if training.keeping is not None or training.carried is not None:
             found = self._client.resume()
-            self.resumed = Resumed(found.step, found.state, found.groups)
+            self.resumed = Resumed(found.step, found.state, found.groups, carried=found.carried)
+            self._replays = 0 if found.carried is None else found.carried.turns
             begin_from(optimizer, training, self.resumed)
-        return self.pull()
+        verdict = self.pull()
+        return msgspec.structs.replace(verdict, stop=verdict.stop and not self._replays)
 
     def _open(self, training: Training) -> None:
         """Find out what the training begins from, and say it."""
@@ -113,6 +118,7 @@ class ServerExchange:
 
     def _register(self) -> None:
         """Agree with the others on the layout of all parameters that the optimizer has now."""
+        attached = self._client.attached
         pairs = parameters_of(self._optimizer)
         names = names_of(self._training.model, pairs)
         specs = [
@@ -131,11 +137,26 @@ class ServerExchange:
             self._client.register(self._registrations(layout))
         else:
             self._packing = self._pack(layout, parameters)
-        self._in_place = self._client.in_place
-        self._client.share(self._packing.gradient_memory())
-        self._send_ahead(layout, parameters)
+        self._share(layout, parameters)
+        self._attached = attached
         self._layout = layout
         self._count = len(parameters)
+
+    def _attach(self) -> None:
+        """A server has come back: reserve memory that it can see, and show it.
+
+        Parameters live where they lived until its next answer brings them to where it writes now.
+        """
+        attached = self._client.attached
+        parameters = [parameter for _, parameter in parameters_of(self._optimizer)]
+        self._packing.detach()
+        self._packing = self._pack(self._layout, parameters)
+        self._share(self._layout, parameters)
+        self._attached = attached  # one that came back meanwhile is attached to the next time
+
+    def _share(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
+        self._client.share(self._packing.gradient_memory())
+        self._send_ahead(layout, parameters)
 
     def extend(self, first: int) -> None:
         """See `Exchange`. Buffers stay as they are: this worker may have changed some in this step."""
@@ -165,6 +186,7 @@ class ServerExchange:
     def _send_ahead(self, layout: Layout, parameters: Sequence[nn.Parameter]) -> None:
         if self._overlap is not None:
             self._overlap.close()
+            self._overlap = None
         far = [server for server, near in enumerate(self._client.in_place) if not near]
         if self._options.overlap and far:
             self._overlap = Overlap(layout, parameters, self._packing, far, self._client.send_ahead)
@@ -197,12 +219,14 @@ class ServerExchange:
 
     # --- training -----------------------------------------------------------------------------------------
     def _follow(self) -> None:
-        """Groups may have been added to the optimizer inside."""
+        """Groups may have been added to the optimizer inside; servers may have come back."""
         count = 0
         for group in self._optimizer.param_groups:
             count += len(group["params"])
         if count != self._count:
             self._register()
+        if self._client.attached != self._attached:
+            self._attach()
 
     def _refuse_loaded(self) -> None:
         """The answer would undo what the script has loaded into the model."""
@@ -219,6 +243,8 @@ class ServerExchange:
         self._follow()
         factor = turn.factor
         done, ahead = self._overlap.collect(factor) if self._overlap is not None else ((), {})
+        if self._replays:
+            return self._replay("applied")
         tensors, absent = self._packing.pack(factor, done)
         buffers = self._state.changed() if self._brings else {}
         tensors[0] = [*tensors.get(0, ()), *buffers.values()]
@@ -229,7 +255,19 @@ class ServerExchange:
         self._follow()
         if self._overlap is not None:
             self._overlap.reset()
+        if self._replays:
+            return self._replay("skipped")
         return self._take(self._ask("skip", {}))
+
+    def _replay(self, status: Literal["applied", "skipped"]) -> Verdict:
+        """A turn that counts already: it only brings the script to where the process before it was."""
+        self._replays -= 1
+        if self._training.carried is not None:
+            self._training.carried(False)
+        cut, self._cut = self._cut, False  # the state is to be that of after this turn
+        verdict = self.pull()
+        self._cut |= cut
+        return msgspec.structs.replace(verdict, status=status)
 
     def accumulate(self, waits: bool) -> None:
         """See `Exchange`. Nothing leaves before a step."""
@@ -266,7 +304,7 @@ class ServerExchange:
         self._wishes[what] = None
 
     def give_state(self) -> None:
-        if self._cut:
+        if self._cut and not self._replays:
             self._cut = False
             self._client.give_state(self._training.state(), self._version)
 
@@ -296,8 +334,23 @@ class ServerExchange:
         self._wishes.clear()
         numbers, logged = self._training.numbers()
         batches = self._training.batches() if kind == "gradient" else 0
+        carried = self._training.carried
+        state = carried(True) if carried is not None and kind != "pull" else None
         request = PushRequest(
-            0, self._version, kind, weight, absent, news, buffers, False, (), wishes, numbers, logged, batches
+            0,
+            self._version,
+            kind,
+            weight,
+            absent,
+            news,
+            buffers,
+            False,
+            (),
+            wishes,
+            numbers,
+            logged,
+            batches,
+            state,
         )
         answers = self._client.push(request, tensors, ahead)
         self._groups = groups
@@ -318,7 +371,7 @@ class ServerExchange:
         values = [answer.tensors for answer in answers]
         if names := answers[0].header.buffers:
             values[0] = values[0][: -len(names)]
-        self._packing.unpack(values, self._in_place)
+        self._packing.unpack(values, self._client.in_place)
 
     def release(self) -> None:
         self._packing.release()

@@ -99,7 +99,7 @@ class StepCheck:
             raise ConfigError(
                 f"hyperparameters or number of steps of {other} in a step of the ring",
                 f"those of {first}",
-                "others",
+                "different ones",
                 "set the same on every worker",
             )
         mine = _Told(self._step, self._stage, self._factor, self._loaded, self._groups())
@@ -127,7 +127,7 @@ def _difference(first: str, one: _Told, other: str, two: _Told) -> ArgosyError:
         return ConfigError(
             f"what {other} has loaded into the model in the ring",
             f"the same as on {first}",
-            "other values",
+            "different values",
             "load the same on every worker",
         )
     return ConfigError(

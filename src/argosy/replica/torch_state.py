@@ -83,11 +83,9 @@ class TorchState:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Set everything to what was saved; refuses a checkpoint of another model, by name."""
         self._restored = checkpoint
-        saved = {parameter.name: parameter for parameter in checkpoint.index.parameters}
+        saved = {parameter.name: list(parameter.shape) for parameter in checkpoint.index.parameters}
         for name, _, parameter in self._named():
-            shape = list(saved[name].shape) if name in saved else "none"
-            self._check_shape(checkpoint, name, shape, parameter)
-            self._restore_parameter(checkpoint, name, parameter)
+            self._restore_parameter(checkpoint, name, saved.get(name, "none"), parameter)
         self.restore_averages(0)
         if self._model is not None:
             # One that is not trained yet may have been when it was saved.
@@ -105,8 +103,7 @@ class TorchState:
         saved = {parameter.name: list(parameter.shape) for parameter in checkpoint.index.parameters}
         for name, _, parameter in self._named()[first:]:
             if name in saved:
-                self._check_shape(checkpoint, name, saved[name], parameter)
-                self._restore_parameter(checkpoint, name, parameter)
+                self._restore_parameter(checkpoint, name, saved[name], parameter)
 
     @torch.no_grad()
     def restore_averages(self, first: int) -> None:
@@ -118,16 +115,13 @@ class TorchState:
             if self._restored.has(kind, name):
                 self.averages[number].copy_(self._restored.tensor(kind, name).view(parameter.shape))
 
-    @staticmethod
-    def _check_shape(
-        checkpoint: Checkpoint, name: str, shape: list[int] | str, parameter: nn.Parameter
+    def _restore_parameter(
+        self, checkpoint: Checkpoint, name: str, shape: list[int] | str, parameter: nn.Parameter
     ) -> None:
         if shape != list(parameter.shape):
             remedy = "it is of another model: choose another directory"
             expected = f"{shape}, as in {checkpoint.path}"
             raise ConfigError(f"parameter {name}", expected, list(parameter.shape), remedy)
-
-    def _restore_parameter(self, checkpoint: Checkpoint, name: str, parameter: nn.Parameter) -> None:
         parameter.copy_(checkpoint.tensor("param", name).view(parameter.shape))
         if not checkpoint.has("step", name) or checkpoint.steps(name, 0)[0]:
             self._restore_slots(checkpoint, name, parameter)  # else no update so far: torch has no state

@@ -177,6 +177,21 @@ class Worker:
         return [msgspec.msgpack.decode(gathered[worker]) for worker in sorted(gathered)]
 
     @property
+    def is_replaceable(self) -> bool:
+        """Whether another process takes this one's place if it dies."""
+        return self._client is not None and self._identity.losses.replaces
+
+    @property
+    def gathers(self) -> int:
+        """In how many gathers, with servers, this worker has taken part."""
+        return 0 if self._client is None else self._client.gathers
+
+    def skip_gathers(self, count: int) -> None:
+        """A process whose place this one has taken has taken part in so many."""
+        if self._client is not None:
+            self._client.gathers = count
+
+    @property
     def has_servers(self) -> bool:
         """Whether there are parameter servers in this job."""
         return self._client is not None

@@ -83,12 +83,8 @@ class Leaders:
         self._host = company.hosts.index(company.mine)
         self._tensors, self._notes = groups
 
-    def all_reduce(self, tensor: torch.Tensor, operation: Operation) -> None:
-        """Combine in place with the other hosts'."""
-        self.begin_all_reduce(tensor, operation)()
-
     def begin_all_reduce(self, tensor: torch.Tensor, operation: Operation) -> Callable[[], None]:
-        """The same, in a thread of Gloo's; the result is there once the answer has been called."""
+        """Combine in place with the other hosts', in a thread of Gloo's; call the result to wait for it."""
         return self._begin(self._tensors, tensor, operation)
 
     def begin_noting(self, tensor: torch.Tensor) -> Callable[[], None]:
@@ -149,7 +145,7 @@ class Leaders:
             if (cause := self._first_cause()) is not None:
                 raise cause from None
             others = ", ".join(name for host, name in enumerate(self._names) if host != self._host)
-            raise TaskLost(others, f"what connects the hosts failed: {str(error).splitlines()[0]}") from None
+            raise TaskLost(others, f"the hosts lost their connection: {str(error).splitlines()[0]}") from None
 
     def _first_cause(self) -> JobFailed | None:
         """Why a connection may have ended: what a failing worker has told, if it had the time to."""

@@ -146,7 +146,7 @@ class RingProcessGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         """Every rank's tensor, one after the other in one."""
-        return self._runner.run("all_gather", lambda: self._gather_single(output, given), [output], opts)
+        return self.all_gather_single_coalesced([output], [given], opts)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -157,7 +157,10 @@ class RingProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for output, given in zip(outputs, inputs, strict=True):
-                self._gather_single(output, given)
+                self._whole("output", output, given)
+                mine = flat_of(given)
+                with Flat(output) as flat:
+                    self._group.all_gather(flat.view(self.size(), mine.numel()).unbind(), mine)
 
         return self._runner.run("all_gather", work, outputs, opts)
 
@@ -283,7 +286,7 @@ class RingProcessGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         """Refused."""
-        raise ConfigError("src", "the rank to receive from", None, "the argosy backend must know it")
+        raise ConfigError("src", "the rank to receive from", None, "pass the rank that sends")
 
     def _start_coalescing(self, device: object) -> None:
         """Calls are not gathered: each is run as it comes."""
@@ -302,12 +305,6 @@ class RingProcessGroup(dist.ProcessGroup):
             expected = f"{self.size()} times {part.numel()} elements of {part.dtype}"
             raise ConfigError(what, expected, f"{whole.numel()} of {whole.dtype}")
 
-    def _gather_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
-        self._whole("output", output, given)
-        mine = flat_of(given)
-        with Flat(output) as flat:
-            self._group.all_gather(flat.view(self.size(), mine.numel()).unbind(), mine)
-
     def _gather(self, outputs: Sequence[torch.Tensor], given: torch.Tensor) -> None:
         alike("tensor_list", outputs, given, self.size())
         mine = flat_of(given)
@@ -325,7 +322,7 @@ def _operation(opts: Any, tensors: Sequence[torch.Tensor]) -> Operation:
         for tensor in tensors:
             if tensor.is_complex() or (found in _BITWISE and tensor.is_floating_point()):
                 kind = "integers" if found in _BITWISE else "real numbers"
-                raise ConfigError("op", f"SUM or AVG, as {found.upper()} takes {kind}", tensor.dtype)
+                raise ConfigError("op", f"SUM or AVG, since {found.upper()} takes {kind} only", tensor.dtype)
     return found
 
 

@@ -140,14 +140,14 @@ class Board(Counters):
                     self._heard = True
                     raise failure
                 if gone:
-                    raise TaskLost(self.names[missing], "it has left the ring, which waits for it")
+                    raise TaskLost(self.names[missing], "it has left the ring while other ranks wait for it")
                 now = time.monotonic()
                 if now > notice:
                     notice = now + _NOTICE_EVERY
                     say_waiting(self.names[missing], now - began)
                 if now - began > self._timeout:
                     raise WaitTimeout(
-                        "the ring stands still: timeout", [self.names[missing]], now - began, _LATE
+                        "the ring makes no progress: timeout", [self.names[missing]], now - began, _LATE
                     )
         finally:
             self.wake_up()
@@ -160,7 +160,7 @@ class Board(Counters):
                 continue
             peer = self._lives[descriptor]
             if not self.has_left(peer) and not self.seen(peer, _FAILED):
-                return TaskLost(self.names[peer], "its process has ended in the middle of the ring")
+                return TaskLost(self.names[peer], "its process has ended without leaving the ring")
             self._poll.unregister(descriptor)  # it ended as it should: there is no more to hear of it
         for what in (_IS_CAUSE, _RELAYS):
             for peer in self._others:

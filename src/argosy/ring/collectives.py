@@ -25,14 +25,9 @@ _WHOLE_BYTES = 4 * 2**20
 _LINE = 64
 
 
-def chunk_buffer_bytes(ranks: int) -> int:
-    """Shared memory of one buffer: a chunk of every rank."""
-    return ranks * _WHOLE_BYTES
-
-
 def ring_bytes(ranks: int) -> int:
-    """Shared memory of a ring of so many ranks."""
-    return chunk_buffers(ranks) * chunk_buffer_bytes(ranks)
+    """The shared memory of a ring of so many ranks: in each buffer, a chunk of every rank."""
+    return chunk_buffers(ranks) * ranks * _WHOLE_BYTES
 
 
 class HostRing:
@@ -67,30 +62,21 @@ class HostRing:
     def _places(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
         """For each buffer: the chunk of each rank."""
         if dtype not in self._areas:
-            begins, count = self._host.begins, _WHOLE_BYTES
+            begins = self._host.begins
             # A view made in inference mode could not be written to outside of it.
             with torch.inference_mode(False):
-                typed = [
-                    [
-                        self._bytes[place : place + count].view(dtype)
-                        for place in range(
-                            begins + buffer * chunk_buffer_bytes(self.size),
-                            begins + (buffer + 1) * chunk_buffer_bytes(self.size),
-                            count,
-                        )
-                    ]
-                    for buffer in range(self._buffers)
-                ]
-            self._areas[dtype] = typed
+                area = self._bytes[begins : begins + ring_bytes(self.size)].view(dtype)
+                buffers = area.view(self._buffers, self.size, -1).unbind()
+                self._areas[dtype] = [list(buffer.unbind()) for buffer in buffers]
         return self._areas[dtype]
 
     def _walk(
         self,
         made: Call,
         count: int,
-        enter: Callable[[int, int], None] | None,
-        reduce: Callable[[int, int], None] | None,
-        leave: Callable[[int, int], None] | None,
+        enter: Callable[[int, int], None],
+        reduce: Callable[[int, int], None],
+        leave: Callable[[int, int], None] | None = None,
     ) -> None:
         """Take `count` chunks through the buffers; each function gets a chunk's number and its buffer."""
         board = self._board
@@ -100,15 +86,13 @@ class HostRing:
             number = base + stage.chunk + 1
             buffer = (self._next + stage.chunk) % self._buffers
             if stage.phase == "enter":
-                if enter is not None:
-                    enter(stage.chunk, buffer)
+                enter(stage.chunk, buffer)
                 board.post(ENTERED)
             elif stage.phase == "reduce":
                 board.wait(ENTERED, number)
                 if stage.chunk == 0:
                     self._call_check.check()
-                if reduce is not None:
-                    reduce(stage.chunk, buffer)
+                reduce(stage.chunk, buffer)
                 board.post(REDUCED)
             else:
                 board.wait(REDUCED, number)
@@ -177,7 +161,7 @@ class HostRing:
                 begin, end = pieces[chunk]
                 flat[begin:end].copy_(places[buffer][root][: end - begin])
 
-        self._walk(call(name, flat.dtype, flat.numel(), root=root), len(pieces), enter, reduce, None)
+        self._walk(call(name, flat.dtype, flat.numel(), root=root), len(pieces), enter, reduce)
 
     def all_gather(
         self, outputs: Sequence[torch.Tensor], flat: torch.Tensor, name: str = "all_gather"
@@ -195,7 +179,7 @@ class HostRing:
             for output, place in zip(outputs, places[buffer], strict=False):
                 output[begin:end].copy_(place[: end - begin])
 
-        self._walk(call(name, flat.dtype, flat.numel()), len(pieces), enter, reduce, None)
+        self._walk(call(name, flat.dtype, flat.numel()), len(pieces), enter, reduce)
 
     def reduce_scatter(
         self, out: torch.Tensor, inputs: Sequence[torch.Tensor], operation: Operation, divisor: int
@@ -206,12 +190,7 @@ class HostRing:
         room, pieces = self._shares(max(sizes), out.element_size())
 
         def enter(chunk: int, buffer: int) -> None:
-            begin, end = pieces[chunk]
-            mine = places[buffer][self.rank]
-            for rank, given in enumerate(inputs):
-                part = given[begin:end]
-                if rank != self.rank:
-                    mine[rank * room : rank * room + part.numel()].copy_(part)
+            self._deal(inputs, pieces[chunk], places[buffer][self.rank], room)
 
         def reduce(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
@@ -224,7 +203,7 @@ class HostRing:
             combine(into, parts, operation, divisor)
 
         made = call("reduce_scatter", out.dtype, sizes, operation)
-        self._walk(made, len(pieces), enter, reduce, None)
+        self._walk(made, len(pieces), enter, reduce)
 
     def exchange(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], most: int, made: Call
@@ -234,12 +213,7 @@ class HostRing:
         room, pieces = self._shares(most, outputs[0].element_size())
 
         def enter(chunk: int, buffer: int) -> None:
-            begin, end = pieces[chunk]
-            mine = places[buffer][self.rank]
-            for rank, given in enumerate(inputs):
-                part = given[begin:end]
-                if rank != self.rank and part.numel():
-                    mine[rank * room : rank * room + part.numel()].copy_(part)
+            self._deal(inputs, pieces[chunk], places[buffer][self.rank], room)
 
         def reduce(chunk: int, buffer: int) -> None:
             begin, end = pieces[chunk]
@@ -251,12 +225,21 @@ class HostRing:
                 elif part.numel():
                     part.copy_(places[buffer][rank][left : left + part.numel()])
 
-        self._walk(made, len(pieces), enter, reduce, None)
+        self._walk(made, len(pieces), enter, reduce)
 
     def _shares(self, most: int, itemsize: int) -> tuple[int, Sequence[tuple[int, int]]]:
         """A chunk with a part for every rank: the elements of a part, and the pieces of the largest."""
         room = max(1, CHUNK_BYTES // itemsize // self.size // _LINE * _LINE)
         return room, _pieces(most, room)
+
+    def _deal(
+        self, inputs: Sequence[torch.Tensor], piece: tuple[int, int], mine: torch.Tensor, room: int
+    ) -> None:
+        """Copy a piece of what this rank has for each other one to that one's part of its chunk."""
+        for rank, given in enumerate(inputs):
+            part = given[piece[0] : piece[1]]
+            if rank != self.rank and part.numel():
+                mine[rank * room : rank * room + part.numel()].copy_(part)
 
     def agree(self, made: Call) -> None:
         """Wait until every rank makes this call, which moves nothing."""

@@ -25,7 +25,7 @@ class Flat:
         self._goes_back = written and self._whole is not self._tensor
         if self._goes_back and _overlaps(self._tensor):
             raise ConfigError(
-                "tensor", "memory of its own for every element", "an expanded one", "clone() it first"
+                "tensor", "elements that do not share memory", "an expanded one", "clone() it first"
             )
 
     def __enter__(self) -> torch.Tensor:
@@ -70,7 +70,7 @@ def split_by(flat: torch.Tensor, whole: torch.Tensor, sizes: Sequence[int], rank
         rows = len(whole)
         sizes = [rows // ranks] * ranks
     if len(sizes) != ranks or sum(sizes) != len(whole):
-        raise ConfigError("split sizes", f"{ranks} that make up {len(whole)}", list(sizes))
+        raise ConfigError("split sizes", f"{ranks} sizes that add up to {len(whole)}", list(sizes))
     width = flat.numel() // rows if rows else 0
     return list(flat.split([size * width for size in sizes]))
 

@@ -78,7 +78,7 @@ class RingGroup:
         self.rank = member.rank
         self.size = len(member.names)
         room = ring_bytes(len(self.company.mine))
-        host = share(mailbox, self.company, room, member.names, member.timeout)
+        host = share(mailbox, self.company, room)
         self.board = host.board
         self._ring = HostRing(host)
         self.names = member.names

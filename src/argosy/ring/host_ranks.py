@@ -61,8 +61,8 @@ class Mailbox:
 
     def __init__(self, store: Store, names: Sequence[str], timeout: float) -> None:
         self._store = store
-        self._names = names
-        self._timeout = timeout
+        self.names = names
+        self.timeout = timeout
 
     def put(self, key: str, value: bytes) -> None:
         """Publish."""
@@ -77,7 +77,7 @@ class Mailbox:
         notice = _NOTICE_EVERY
         while True:
             passed = time.monotonic() - began
-            patience = min(_LOOK_EVERY, max(0.01, self._timeout - passed))
+            patience = min(_LOOK_EVERY, max(0.01, self.timeout - passed))
             try:
                 self._store.wait([key], timedelta(seconds=patience))
                 return bytes(self._store.get(key))
@@ -86,15 +86,15 @@ class Mailbox:
                 if not isinstance(error, dist.DistStoreError) and "timeout" not in str(error).lower():
                     raise self._lost(error) from None
                 passed = time.monotonic() - began
-                if passed >= self._timeout:
-                    raise WaitTimeout("the ring is not complete", [self._names[of]], passed) from None
+                if passed >= self.timeout:
+                    raise WaitTimeout("the ring is not complete", [self.names[of]], passed) from None
                 raise_failure_elsewhere()
                 if passed >= notice:
                     notice += _NOTICE_EVERY
-                    say_waiting(self._names[of], passed)
+                    say_waiting(self.names[of], passed)
 
     def _lost(self, error: RuntimeError) -> TaskLost:
-        return TaskLost(self._names[0], f"the ring's store does not answer ({str(error).splitlines()[0]})")
+        return TaskLost(self.names[0], f"the ring's store does not answer ({str(error).splitlines()[0]})")
 
 
 def whereabouts() -> bytes:
@@ -131,14 +131,7 @@ def board_bytes(ranks: int) -> int:
     return -(-ranks * WIDTH * 8 // _PAGE) * _PAGE
 
 
-def share(
-    mailbox: Mailbox,
-    company: RanksByHost,
-    nbytes: int,
-    names: Sequence[str],
-    timeout: float,
-    may_leave: bool = False,
-) -> HostMemory:
+def share(mailbox: Mailbox, company: RanksByHost, nbytes: int, may_leave: bool = False) -> HostMemory:
     """`nbytes` of memory that all ranks of this host have, and their board."""
     ranks = company.mine
     if len(ranks) > MOST_RANKS:
@@ -151,32 +144,25 @@ def share(
             region, memory = Region.create(begins + nbytes)
             closing.callback(os.close, memory)
             Board.prepare(region.words(WIDTH * len(ranks)), len(ranks))
-            everything = _hand_out(mailbox, company, memory, own, names, timeout)
+            everything = _hand_out(mailbox, company, memory, own)
         else:
-            memory, *everything = _fetch(mailbox, company, own, names, timeout)
+            memory, *everything = _fetch(mailbox, company, own)
             closing.callback(os.close, memory)
             region = Region.open(memory)
     count = len(ranks)
     bells, lives = everything[:count], everything[count:]
     words = region.words(WIDTH * count)
-    there = [names[rank] for rank in ranks]
-    board = Board(words, ranks.index(company.rank), there, bells, lives, timeout, may_leave)
+    there = [mailbox.names[rank] for rank in ranks]
+    board = Board(words, ranks.index(company.rank), there, bells, lives, mailbox.timeout, may_leave)
     return HostMemory(board, region, begins)
 
 
-def _hand_out(
-    mailbox: Mailbox,
-    company: RanksByHost,
-    memory: int,
-    own: Sequence[int],
-    names: Sequence[str],
-    timeout: float,
-) -> list[int]:
+def _hand_out(mailbox: Mailbox, company: RanksByHost, memory: int, own: Sequence[int]) -> list[int]:
     """The leader's part: collect bells and lives, and give all of them, and the memory, to everybody."""
     ranks = company.mine
     gathered = {ranks[0]: [os.dup(descriptor) for descriptor in own]}
     connections: list[socket.socket] = []
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + mailbox.timeout
     with ExitStack() as stack:
         undo = stack.enter_context(ExitStack())
         undo.callback(lambda: close_all(chain.from_iterable(gathered.values())))
@@ -188,9 +174,8 @@ def _hand_out(
             try:
                 connection = accept(listener)
             except TimeoutError:
-                raise WaitTimeout(
-                    "the ring is not complete", [names[rank] for rank in missing], timeout
-                ) from None
+                names = [mailbox.names[rank] for rank in missing]
+                raise WaitTimeout("the ring is not complete", names, mailbox.timeout) from None
             if connection is None:
                 continue
             stack.enter_context(connection)
@@ -209,23 +194,22 @@ def _hand_out(
     return everything
 
 
-def _fetch(
-    mailbox: Mailbox, company: RanksByHost, own: Sequence[int], names: Sequence[str], timeout: float
-) -> list[int]:
+def _fetch(mailbox: Mailbox, company: RanksByHost, own: Sequence[int]) -> list[int]:
     """Everybody else's part: the memory, all bells, all lives."""
     leader = company.mine[0]
+    its_name = mailbox.names[leader]
     name = mailbox.get(f"lane/{leader}", leader).decode(errors="replace")
     count = 2 * len(company.mine) + 1
     try:
-        connection = connect(name, socket.SOCK_SEQPACKET, timeout)
+        connection = connect(name, socket.SOCK_SEQPACKET, mailbox.timeout)
     except ConnectionRefusedError:
-        raise TaskLost(names[leader], "it has given up waiting for the ring to be complete") from None
+        raise TaskLost(its_name, "it gave up waiting for the other ranks") from None
     except PermissionError:
-        raise TaskLost(names[leader], "somebody else answers in its place") from None
+        raise TaskLost(its_name, "a process of another user answers in its place") from None
     with connection:
         send(connection, _HELLO.pack(company.rank), own)
         _, descriptors = receive(connection, 1, count)
     if len(descriptors) != count:
         close_all(descriptors)
-        raise TaskLost(names[leader], "it hung up while the ring was made")
+        raise TaskLost(its_name, "it closed the connection while the ring was being set up")
     return descriptors

@@ -117,8 +117,7 @@ class RingMember:
             rounds = DeviceRounds(self.group, group, buckets, device)
         else:
             mailbox = Mailbox(store, member.names, member.timeout)
-            nbytes = room(buckets, company)
-            host = share(mailbox, company, nbytes, member.names, member.timeout, may_leave=True)
+            host = share(mailbox, company, room(buckets, company), may_leave=True)
             rounds = Rounds(host, buckets, company, self.group.leaders, wire)
         self._opened.append(rounds)
         return rounds

@@ -46,7 +46,7 @@ def _bind(bind: Address) -> socket.socket:
     except OSError as error:
         bound.close()
         raise ConfigError(
-            "address of /job:worker/task:0", "an address of this machine that is free", f"{bind} ({error})"
+            "address of /job:worker/task:0", "a free address of this machine", f"{bind} ({error})"
         ) from None
     return bound
 
@@ -64,13 +64,7 @@ def join_store(address: Address, chief: str, timeout: float) -> Store:
             notice = now + _NOTICE_EVERY
             say_waiting(f"{chief} at {address}", now - began)
         time.sleep(_RETRY)
-    return TCPStore(
-        address.host,
-        address.port,
-        is_master=False,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-    )
+    return TCPStore(address.host, address.port, timeout=timedelta(seconds=timeout), wait_for_workers=False)
 
 
 def _answers(address: Address) -> bool:

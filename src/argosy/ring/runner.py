@@ -89,9 +89,7 @@ class Runner:
             self._told.fail(f"{type(error).__name__}: {error}")
         except Exception as failure:  # they cannot be told
             error = failure
-        interrupted = (
-            f"{name} was interrupted ({type(error).__name__}): this group cannot be used any further"
-        )
+        interrupted = f"{name} was interrupted ({type(error).__name__}); the process group is now unusable"
         self._broken = error if isinstance(error, Exception) else ArgosyError(interrupted)
 
     def _loop(self) -> None:

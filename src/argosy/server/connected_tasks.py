@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from argosy.cluster.lease import Lease
 from argosy.cluster.spec import ClusterSpec, Task
@@ -33,11 +33,12 @@ class ConnectedTasks:
         self._departed: dict[Task, float] = {}
         self._looked = 0.0
         self._given_up: dict[Peer, Task] = {}
+        self._ended_lives: set[str] = set()  # of those that count as gone
 
     def greet(self, peer: Peer, hello: Hello, task: Task) -> bool:
         """Note who a peer is, after `check`; whether this process has been here before on another way."""
         again = self._lives.get(task) == hello.life
-        if task in self._departed:
+        if task in self._departed and task in self._peers:
             del self._tasks[self._peers[task]]
         self._tasks[peer] = task
         self._peers[task] = peer
@@ -66,6 +67,25 @@ class ConnectedTasks:
             raise ConfigError(
                 "task_index", f"a task that is free; {task} is taken by a running process", "it"
             )
+
+    @property
+    def lives(self) -> dict[Task, str]:
+        """Which process each task is."""
+        return self._lives
+
+    def recall(self, lives: Mapping[Task, str]) -> None:
+        """An earlier process of this server knew these; from now on their leases run, until they come."""
+        self._lives = dict(lives)
+        self._departed = dict.fromkeys((task for task in lives if self._is_here(task)), time.monotonic())
+
+    def notice(self, peer: Peer, task: Task) -> None:
+        """This peer is another way of a task that has not come back since this server was started again: as
+        long as it is there, so is the task, which may have nothing to say.
+        """
+        if task in self._departed and task not in self._peers:
+            del self._departed[task]
+            self._tasks[peer] = task
+            self._peers[task] = peer
 
     def is_life(self, task: Task, life: str) -> bool:
         """Whether the process that is this task said that this is its life."""
@@ -111,9 +131,10 @@ class ConnectedTasks:
         gone = [task for task, since in self._departed.items() if since < limit]
         for task in gone:
             del self._departed[task]
-            peer = self._peers.pop(task)
-            del self._tasks[peer]
-            self._given_up[peer] = task
+            self._ended_lives.add(self._lives[task])
+            if (peer := self._peers.pop(task, None)) is not None:
+                del self._tasks[peer]
+                self._given_up[peer] = task
         return gone
 
     def _look(
@@ -126,6 +147,10 @@ class ConnectedTasks:
                     self._departed[task] = now
             elif since != _ENDED and not stands_still(peer) and reaches(peer):
                 self._departed[task] = now
+
+    def has_ended(self, life: str) -> bool:
+        """Whether the process of that life counts as gone: it is not taken back over a new connection."""
+        return life in self._ended_lives
 
     def given_up(self, peer: Peer) -> Task | None:
         """Who a peer was, if it counts as gone since."""

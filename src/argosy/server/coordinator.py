@@ -8,6 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import Task
 from argosy.errors import ModelMismatch, WireError
 from argosy.modes import Mode, Sync
@@ -17,8 +20,10 @@ from argosy.protocol.header import Header
 from argosy.protocol.joining import Describe, Described, JobOver, Refused, Register
 from argosy.protocol.layout import Layout
 from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
-from argosy.server.gathers import Gathers
-from argosy.server.tally import Tally
+from argosy.server.durable_memory import Memory
+from argosy.server.gathers import Gathers, GathersValue
+from argosy.server.replica_states import ReplicaStates, Standing
+from argosy.server.tally import CountsValue, Tally
 from argosy.store.same_batches import SameBatches
 from argosy.update.admission import admission_for
 from argosy.update.checkpoints import Checkpoints
@@ -26,6 +31,7 @@ from argosy.update.clipping import NormCollector
 from argosy.update.coordination import (
     Arrived,
     Coordination,
+    CoordinationValue,
     CutWanted,
     CutWritten,
     Event,
@@ -34,16 +40,31 @@ from argosy.update.coordination import (
     Lost,
     StopWanted,
 )
-from argosy.update.membership import Roster
+from argosy.update.membership import Presence, Roster
 
 CHIEF = 0
+_LOSSES = LossPolicy()
+
+
+class CoordinatorValue(msgspec.Struct, array_like=True):
+    """All that the coordinator knows, but for the model and the checkpoints, as plain data."""
+
+    core: CoordinationValue
+    described: list[int]
+    norms: tuple[dict[int, dict[int, float]], int] | None
+    tally: list[CountsValue]
+    failure: JobOver | None
+    states: dict[int, Standing]
+
+
+_encode = msgspec.msgpack.encode
 
 
 class Coordinator:
     """The head of the job.
 
     `tell` sends to a worker, `order` has decisions carried out on every server, `scale` gives every server
-    the factor of a clipped step.
+    the factor of a clipped step; `losses` says what follows when a worker is lost.
     """
 
     def __init__(
@@ -53,6 +74,7 @@ class Coordinator:
         tell: Callable[[int, Header], None],
         order: Callable[[Sequence[Decision]], None],
         scale: Callable[[Scale], None],
+        losses: LossPolicy = _LOSSES,
     ) -> None:
         self.roster = Roster(workers)
         self.layout = Layout()
@@ -67,10 +89,55 @@ class Coordinator:
         self._layouts: dict[int, Layout] = {}  # each that was registered, by its number of parameters
         self._describing: dict[int, Describe] = {}
         self._described: set[int] = set()  # workers whose model is known to be the chief's
-        self._gathers = Gathers()
+        self._losses = losses
+        self._core.replaces = losses.waits
+        self._gathers_changed = False
+        self._gathers = Gathers(keeps=losses.replaces)
+        self._gather_bases: dict[int, int] = {}  # where each worker starts to count its gathers
         self._norms: NormCollector | None = None
+        self.states = ReplicaStates()
         self.tally = Tally(workers)
         self._first_batches = SameBatches()
+
+    # --- what the next process of this server needs -------------------------------------------------------
+    def keep(self, memory: Memory) -> None:
+        """Put what has changed into the memory, beside the registrations; the caller commits it."""
+        value = CoordinatorValue(
+            self._core.value(),
+            sorted(self._described),
+            None if self._norms is None else self._norms.value(),
+            self.tally.value(),
+            self.failure,
+            self.states.value(),
+        )
+        memory.put("coordinator", _encode(value))
+        if self._gathers_changed:
+            self._gathers_changed = False
+            memory.put("gathers", _encode(self._gathers.value()))
+        for worker in self.states.changed:
+            memory.put(f"state/{worker}", _encode(self.states.kept[worker].parts))
+        self.states.changed.clear()
+
+    def recall(
+        self, memory: Memory, registrations: Sequence[Register], checkpoints: Checkpoints | None
+    ) -> None:
+        """Go on where the last process of this server was."""
+        for header in registrations:
+            self.register(header, 0, checkpoints)
+        if (kept := memory.get("gathers")) is not None:
+            self._gathers.recall(msgspec.msgpack.decode(kept, type=GathersValue))
+        if (kept := memory.get("coordinator")) is None:
+            return
+        value = msgspec.msgpack.decode(kept, type=CoordinatorValue)
+        self._core.recall(value.core)
+        self._described = set(value.described)
+        if self._norms is not None and value.norms is not None:
+            self._norms.recall(value.norms)
+        self.tally.recall(value.tally)
+        self.failure = value.failure
+        given = {worker: memory.get(f"state/{worker}") for worker in value.states}
+        parts = {w: msgspec.msgpack.decode(p, type=dict[str, bytes]) for w, p in given.items() if p}
+        self.states.recall(value.states, parts)
 
     @property
     def step(self) -> int:
@@ -91,30 +158,60 @@ class Coordinator:
     def arrive(self, worker: int, again: bool) -> int:
         """A worker is here (`again`: the same process as before); where it starts to count its pushes."""
         if not again:
+            stood, replaces = self.roster[worker], self._core.replaces
+            waited = stood is Presence.RETURNING or (replaces and stood is Presence.PRESENT)
+            self._gather_bases[worker] = 0 if waited else self._gathers.held
             self._on(Arrived(worker))
         return self._core.base_seq(worker)
 
-    @property
-    def gathers_completed(self) -> int:
-        """How many gathers have taken place: a worker that comes later counts from there."""
-        return self._gathers.held
+    def gather_base(self, worker: int) -> int:
+        """Where a worker starts to count its gathers: one that comes later, from those that have taken place;
+        one in another's place makes all of them again.
+        """
+        return self._gather_bases.get(worker, 0)
 
     def finish(self, worker: int) -> None:
         """A worker is done."""
+        self.states.forget(worker)
         self._depart(Finished(worker))
 
     def lose(self, worker: int) -> None:
-        """A worker is gone; with the last one, a job that is not at its end has failed."""
+        """A worker is gone; with the last one that is needed, a job that is not at its end has failed."""
         self._depart(Lost(worker))
-        last = self.roster.abandoned_by()
-        if last is not None and (self.last_step is None or self.step < self.last_step):
-            self.fail(Task("worker", last), self._unfinished())
+        if self._is_at_its_end:
+            return
+        last, least = self.roster.abandoned_by(), self._losses.min_workers
+        if last is not None:
+            self._lack(last, "no worker is left to go on")
+        elif (left := self.roster.remaining()) < least:
+            self._lack(worker, f"only {left} workers are left of the {least} that --min-workers asks for")
 
-    def _unfinished(self) -> str:
+    def expects_back(self, worker: int) -> bool:
+        """Whether a worker that is gone is waited for: each in a synchronous job, in any job the last one."""
+        if not self._losses.replaces or self.roster[worker] is not Presence.PRESENT or self._is_at_its_end:
+            return False
+        return self._core.replaces or self.roster.awaited() == (worker,)
+
+    def expect_back(self, worker: int) -> None:
+        """A worker is gone, and waited for."""
+        self._depart(Lost(worker, returns=True))
+
+    def give_up(self, worker: int) -> None:
+        """A worker that was waited for does not come back."""
+        self.lose(worker)
+        if worker == CHIEF and self.mode is None:
+            self.fail(Task("worker", worker), "it was lost before it had registered the model")
+
+    @property
+    def _is_at_its_end(self) -> bool:
+        return self.last_step is not None and self.step >= self.last_step
+
+    def _lack(self, worker: int, why: str) -> None:
         end = "" if self.last_step is None else f" of {self.last_step}"
-        return (
-            f"its connection ended at step {self.step}{end}, and no worker is left to go on; "
-            "start the job again: with a directory it goes on from its newest checkpoint"
+        self.fail(
+            Task("worker", worker),
+            f"its connection ended at step {self.step}{end}, and {why}; "
+            "start the job again: with a directory it goes on from its newest checkpoint",
         )
 
     def _depart(self, event: Finished | Lost) -> None:
@@ -126,6 +223,10 @@ class Coordinator:
     def is_present(self, worker: int) -> bool:
         """Whether a worker is in the job now."""
         return self.roster.is_here(worker)
+
+    def is_in_training(self, worker: int) -> bool:
+        """Whether a worker has begun to train and has not ended, though it may have to come back."""
+        return worker in self.roster.in_training()
 
     def fail(self, task: Task | str, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
@@ -148,6 +249,7 @@ class Coordinator:
             admission = admission_for(header.mode, self.roster, header.last_step, step)
             self._core.admission = admission
             self._core.checkpoints = checkpoints
+            self._core.replaces = self._losses.waits and isinstance(header.mode, Sync)
             if header.clip_norm is not None:
                 self._norms = NormCollector(self._servers, header.clip_norm)
         self.mode = header.mode
@@ -208,6 +310,8 @@ class Coordinator:
             self.tally.log(worker, request.numbers, request.logged)
         if request.batches:
             self._first_batches.heard(worker, request.batches)
+        if request.state is not None and request.seq > self._core.base_seq(worker):
+            self.states.bring(worker, request.seq, request.state)
 
     def norm(self, server: int, step: int, square: float) -> None:
         """A server's share of the norm of a step."""
@@ -221,10 +325,16 @@ class Coordinator:
         if (values := self._gathers.missed(request.number)) is not None:
             self._tell(worker, Gathered(request.number, values))
             return
+        if request.number <= self._gathers.held:
+            expected = "one whose values are still kept"
+            self._tell(worker, Refused("config", "gather", expected, f"number {request.number}"))
+            return
+        self._gathers_changed = True
         self._gathers.attend(request.number, worker, request.value)
         self._complete_gathers()
 
     def _complete_gathers(self) -> None:
+        self._gathers_changed = True
         for number, values in self._gathers.take_place(self.roster.awaited()):
             self.progress_at = time.monotonic()
             for worker in values:
@@ -250,6 +360,8 @@ class Coordinator:
         if decisions := self._core.on(event):
             self.progress_at = time.monotonic()
             self.tally.count(decisions)
+            if self._losses.replaces:
+                self.states.count(decisions)
             self._order(decisions)
 
     # --- who is waited for --------------------------------------------------------------------------------

@@ -7,12 +7,14 @@ part is the coordinator's to say, and a stranger who calls himself a worker wait
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
+from argosy.events import say
 from argosy.protocol.asking import WaitingReport
 from argosy.protocol.header import Header
-from argosy.protocol.joining import Admitted, Hello, Refused, Welcome
+from argosy.protocol.joining import HELLO_FIRST, Admitted, Hello, Refused, Welcome
 from argosy.server.connected_tasks import ConnectedTasks
 from argosy.server.coordinator import Coordinator
 from argosy.server.peer_links import PeerLinks
@@ -46,7 +48,9 @@ class Handshake:
         try:
             task = self._cluster.require(Task.parse(hello.task))
             self._connected.check(hello, task)
-            if task.job == "ps":
+            if self._connected.has_ended(hello.life):
+                self._refuse_lost(peer, task)
+            elif task.job == "ps":
                 self._greet_server(peer, hello, task)
             elif self._is_early(hello):
                 self._have_wait(peer, hello)
@@ -87,8 +91,10 @@ class Handshake:
         else:
             if not again:
                 self._links.tell(Admitted(task.index, hello.life))
+                if coordinator.is_in_training(task.index):  # another process was, that is
+                    say(f"{self._cluster.describe(task)} is back")
             base = coordinator.arrive(task.index, again)
-            self._listener.send(peer, Welcome(base, self._lane, coordinator.gathers_completed))
+            self._listener.send(peer, Welcome(base, self._lane, coordinator.gather_base(task.index)))
 
     def _is_early(self, hello: Hello) -> bool:
         stranger = self._coordinator is None and hello.life not in self._admitted.values()
@@ -97,10 +103,22 @@ class Handshake:
     def refuse(self, peer: Peer, header: Header) -> None:
         """Answer somebody who is not in the job."""
         if (task := self._connected.given_up(peer)) is None:
-            self._listener.send(peer, Refused("protocol", "peer", "hello first", type(header).__name__))
+            self._listener.send(peer, Refused("protocol", "peer", HELLO_FIRST, type(header).__name__))
             return
+        self._refuse_lost(peer, task)
+
+    def _refuse_lost(self, peer: Peer, task: Task) -> None:
         why = f"it had no connection to {self._connected.me} for too long, and the job goes on without it"
         self._listener.send(peer, Refused("lost", str(task), "", why, "start the task again"))
+
+    @property
+    def admitted(self) -> dict[int, str]:
+        """The life of each worker that the coordinator has let in, as another server knows it."""
+        return self._admitted
+
+    def recall(self, admitted: Mapping[int, str]) -> None:
+        """An earlier process of this server knew these."""
+        self._admitted = dict(admitted)
 
     def admit(self, worker: int, life: str) -> None:
         """The coordinator has let this process in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from argosy.cluster.launcher import failure_elsewhere
+from argosy.cluster.launcher import failure_elsewhere, tasks_given_up
 from argosy.cluster.lease import Lease
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
@@ -33,6 +33,7 @@ class MissingTasks:
         buffers: ModelBuffers,
         wait: float,
         lease: Lease,
+        restarts: bool,
     ) -> None:
         self._me = me
         self._cluster = cluster
@@ -42,6 +43,8 @@ class MissingTasks:
         self._buffers = buffers
         self._wait = wait
         self._lease = lease
+        self._restarts = restarts
+        self._lost_at: dict[Task, float] = {}  # of those that are to come back
         self._started = self._last_notice = self._last_look = time.monotonic()
 
     def look(self, now: float) -> None:
@@ -52,16 +55,25 @@ class MissingTasks:
         if now - self._last_look >= _LOOK_EVERY:
             self._last_look = now
             self._heed_launcher()
+            if self._coordinator is not None and (returning := self._coordinator.roster.returning()):
+                self._look_for(returning, self._coordinator, now)
         if now - self._last_notice >= NOTICE_EVERY:
             self._last_notice = now
             for task in self._missing():
-                say_waiting(self._cluster.describe(task), now - self._started)
+                waited = max(0.0, now - self._lost_at.get(task, self._started))
+                say_waiting(self._cluster.describe(task), waited)
+            for worker in () if self._coordinator is None else self._coordinator.roster.returning():
+                say_waiting(
+                    self._cluster.describe(Task("worker", worker)),
+                    now - self._lost_at.get(Task("worker", worker), now),
+                )
             for task, seconds in self._links.silent():
                 say_waiting(self._cluster.describe(task), seconds)
                 if seconds > self._lease.seconds:
-                    self.lose(task, f"nothing was heard of it for {seconds:.0f} s")
+                    self._fail_with(task, f"nothing was heard of it for {seconds:.0f} s")
         if now - self._started > self._wait:
-            self._give_up_on(self._missing())
+            late = [t for t in self._missing() if now - self._lost_at.get(t, self._started) > self._wait]
+            self._give_up_on(late)
 
     def _heed_launcher(self) -> None:
         if (failure := failure_elsewhere()) is None:
@@ -69,6 +81,18 @@ class MissingTasks:
         if self._coordinator is None:
             raise failure
         self._coordinator.fail(failure.task, failure.reason)
+
+    def _look_for(self, returning: list[int], coordinator: Coordinator, now: float) -> None:
+        """Those that the launcher does not start again, or that take too long, are gone for good."""
+        given_up = tasks_given_up()
+        for worker in returning:
+            task = Task("worker", worker)
+            late = now - self._lost_at.setdefault(task, now) > self._wait
+            if late or str(task) in given_up:
+                why = f"is not back after {self._wait:.0f} s" if late else "is not started again"
+                say(f"{self._cluster.describe(task)} {why}; the job goes on without it")
+                self._buffers.forget(worker)
+                coordinator.give_up(worker)
 
     def _missing(self) -> list[Task]:
         servers = self._links.missing()
@@ -94,13 +118,28 @@ class MissingTasks:
             self.lose(task)
 
     def lose(self, task: Task, why: str = "its connection ended") -> None:
-        """A task is gone: a job goes on without a worker, but not without a server."""
-        if task.job == "ps":
-            error = TaskLost(self._cluster.describe(task), why)
-            if self._coordinator is None:
-                raise error
-            self._coordinator.fail(task, str(error))
-        elif self._coordinator is not None and self._coordinator.roster.has_a_part(task.index):
+        """A task is gone: it is waited for if it will be started again; else a job goes on without a worker,
+        but not without a server.
+        """
+        if task.job == "ps" and self._restarts:
+            say(f"{self._cluster.describe(task)} is gone; waiting for it to be started again")
+            self._lost_at[task] = time.monotonic()
+            self._links.call_again(task)
+        elif task.job == "ps":
+            self._fail_with(task, why)
+        elif self._coordinator is None or not self._coordinator.roster.has_a_part(task.index):
+            return
+        elif self._coordinator.expects_back(task.index):
+            say(f"{self._cluster.describe(task)} is gone; waiting for it to be started again")
+            self._lost_at[task] = time.monotonic()
+            self._coordinator.expect_back(task.index)
+        else:
             say(f"{self._cluster.describe(task)} is gone; the job goes on without it")
             self._buffers.forget(task.index)
             self._coordinator.lose(task.index)
+
+    def _fail_with(self, server: Task, why: str) -> None:
+        error = TaskLost(self._cluster.describe(server), why)
+        if self._coordinator is None:
+            raise error
+        self._coordinator.fail(server, str(error))

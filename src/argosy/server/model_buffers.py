@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+import msgspec
 import torch
 
 from argosy.modes import BufferRule
+from argosy.server.executor_state import KeptTensor
+
+
+class BuffersState(msgspec.Struct, array_like=True):
+    """What the next process of the coordinator needs of them."""
+
+    rule: BufferRule
+    values: dict[str, KeptTensor]
+    latest: dict[int, dict[str, KeptTensor]]
+    moving: list[str]
 
 
 class ModelBuffers:
@@ -22,6 +33,26 @@ class ModelBuffers:
         self._latest: dict[int, dict[str, torch.Tensor]] = {}
         # Those that change in training: every answer carries them.
         self.moving: dict[str, torch.Tensor] = {}
+
+    def value(self) -> bytes:
+        """All of this as plain data."""
+        values = {name: KeptTensor.of(value) for name, value in self._values.items()}
+        latest = {
+            worker: {name: KeptTensor.of(value) for name, value in mine.items()}
+            for worker, mine in self._latest.items()
+        }
+        return msgspec.msgpack.encode(BuffersState(self.rule, values, latest, list(self.moving)))
+
+    def recall(self, value: bytes) -> None:
+        """Go on from there."""
+        state = msgspec.msgpack.decode(value, type=BuffersState)
+        self.rule = state.rule
+        self._values = {name: kept.tensor() for name, kept in state.values.items()}
+        self._latest = {
+            worker: {name: kept.tensor() for name, kept in mine.items()}
+            for worker, mine in state.latest.items()
+        }
+        self.moving = {name: self._values[name] for name in state.moving}
 
     def initialise(self, rule: BufferRule, values: Mapping[str, torch.Tensor]) -> None:
         """What the chief starts with."""

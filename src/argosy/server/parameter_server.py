@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from argosy.cluster.lease import Lease
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, WireError
 from argosy.events import say
@@ -46,11 +47,14 @@ from argosy.protocol.training import (
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.connected_tasks import ConnectedTasks
 from argosy.server.coordinator import Coordinator
+from argosy.server.deferred_answers import DeferredAnswers
+from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.server.handshake import Handshake
 from argosy.server.job_end import JobEnd
 from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.peer_links import PeerLinks
+from argosy.server.recovery import Recovery
 from argosy.server.status_report import StatusAnswers
 from argosy.server.worker_requests import WorkerRequests
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
@@ -65,10 +69,13 @@ _LINK_EVERY = 0.02
 _LOOK_EVERY = 0.1
 _NOTHING_ASKED = WaitingRequest()
 _LEASE = Lease()
+_LOSSES = LossPolicy()
 
 
 class ParameterServer:
-    """One ps task. `connect` opens a channel to another server."""
+    """One ps task. `connect` opens a channel to another server. `memory` may outlive this process, and
+    `restarts` says that a server which died will be started again.
+    """
 
     def __init__(
         self,
@@ -79,10 +86,15 @@ class ParameterServer:
         wait: float,
         lane: str = "",
         lease: Lease = _LEASE,
+        memory: Memory | None = None,
+        losses: LossPolicy = _LOSSES,
     ) -> None:
         self.task = Task("ps", index)
         self._cluster = cluster
-        self._listener = listener
+        self._memory = memory or OrdinaryMemory()
+        # What leaves this server tells of what it keeps: so it is kept first.
+        self._deferred = DeferredAnswers(listener) if self._memory.lasts else None
+        self._listener = listener = self._deferred or listener
         self._workers = list(cluster.tasks("worker"))
         self._lease = lease
         self._connected = ConnectedTasks(cluster, self.task, self._is_here, lease)
@@ -90,16 +102,23 @@ class ParameterServer:
         self.stop_wanted = False  # set by a signal
         self._looked = 0.0
         self._unsettled = True
-        self._saving = ShardSaving(index, cluster.count("ps"))
+        self._saving = ShardSaving(index, cluster.count("ps"), self._memory)
         self._executor = OrderExecutor(
-            index, self._reply, self._report_norm, self._copies, self._saving, cluster.count("worker")
+            index,
+            self._reply,
+            self._report_norm,
+            self._copies,
+            self._saving,
+            cluster.count("worker"),
+            self._memory,
+            self._settle,
         )
-        self._coordinator = self._make_coordinator() if index == 0 else None
-        self.status = StatusAnswers(
-            cluster, listener, self._coordinator, self._waiting, self._connected.is_life
+        self._coordinator = self._make_coordinator(losses) if index == 0 else None
+        self.status = StatusAnswers(cluster, listener, self._coordinator, self._waiting, self._connected)
+        self._requests = WorkerRequests(
+            cluster, self._executor, self._saving, self._coordinator, self._memory
         )
-        self._requests = WorkerRequests(cluster, self._executor, self._saving, self._coordinator)
-        self._links = PeerLinks(cluster, self.task, connect, use_lane=bool(lane))
+        self._links = PeerLinks(cluster, self.task, connect, bool(lane), self._memory, losses.replaces)
         self._job_end = JobEnd(str(self.task), self._coordinator, self._saving)
         self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
         self._missing_tasks = MissingTasks(
@@ -111,15 +130,37 @@ class ParameterServer:
             self._executor.buffers,
             wait,
             lease,
+            losses.replaces,
         )
+        self._recovery = Recovery(
+            self._memory,
+            self._executor,
+            self._saving,
+            self._coordinator,
+            self._requests,
+            self._links,
+            self._connected,
+            self._handshake,
+        )
+        if self._memory.found:
+            self._recovery.recall()
+            say(f"{self.task} is back at step {self._executor.step}")
 
-    def _make_coordinator(self) -> Coordinator:
+    def _settle(self) -> None:
+        """Keep what has come of a message, and then send what follows from it."""
+        self._recovery.keep()
+        if self._deferred is not None:
+            self._deferred.flush()
+        self._links.flush()
+
+    def _make_coordinator(self, losses: LossPolicy) -> Coordinator:
         return Coordinator(
             self._cluster.count("ps"),
             self._cluster.count("worker"),
             tell=lambda worker, header: self._reply(worker, header, ()),
             order=self._order,
             scale=self._scale,
+            losses=losses,
         )
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -140,6 +181,7 @@ class ParameterServer:
         if self._coordinator is None:
             return
         self._links.tell(self._job_end.verdict())
+        self._settle()
         deadline = time.monotonic() + self._lease.seconds
         while not self._links.has_told() and (now := time.monotonic()) < deadline:
             self._step(self._listener.receive(timeout=_LINK_EVERY))
@@ -159,12 +201,14 @@ class ParameterServer:
         self._unsettled = False
         self._looked = now
         self._keep_time(now)
+        self._settle()
         return True
 
     def _step(self, arrival: Arrival | None) -> None:
         match arrival:
             case Delivery(peer, message):
                 self._deliver(peer, message)
+                self._settle()
             case Departure(peer, final):
                 self._unsettled = True
                 self._connected.depart(peer, final)
@@ -177,6 +221,7 @@ class ParameterServer:
         task = self._connected.task(peer)
         try:
             if isinstance(header, Hello):
+                self._recovery.lives_changed = True
                 self._handshake.greet(peer, header)
             elif isinstance(header, StatusRequest | StacksOffer | Stacks):
                 self.status.hear(peer, header)
@@ -215,9 +260,10 @@ class ParameterServer:
             case WaitingRequest():
                 self._reply(task.index, self._waiting(task.index, header), ())
             case ResumeRequest() if self._coordinator is not None:
-                state = self._saving.state_of(task.index)
-                groups = self._saving.groups
-                self._reply(task.index, ResumePoint(self._coordinator.step, state, groups, header.number), ())
+                carried = self._coordinator.states.of(task.index)
+                state = b"" if carried is not None else self._saving.state_of(task.index)
+                step, groups = self._coordinator.step, self._saving.groups
+                self._reply(task.index, ResumePoint(step, state, groups, header.number, carried), ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)
             case GatherRequest() if self._coordinator is not None:
@@ -249,17 +295,19 @@ class ParameterServer:
             case Fail(reason, failed) if self._coordinator is not None:
                 self._coordinator.fail(failed or task, reason)
             case Admitted(worker, life) if task.index == 0:
+                self._recovery.lives_changed = True
                 self._handshake.admit(worker, life)
             case ShardSaved() if self._coordinator is not None:
                 self._saving.collect(task.index, header)
             case StopRequest() if self._coordinator is not None:
                 self._coordinator.stop()
             case Scale(step, factor) if task.index == 0:
-                self._executor.scale(step, factor)
+                self._executor.expect_factor(step, factor)
+                self._executor.go_on()
             case JobOver() if task.index == 0:
                 self._job_end.told = header
                 self._unsettled = True
-                self._links.say_state()  # the coordinator waits for this before it ends
+                self._links.say_state_soon()  # the coordinator waits for this before it ends
             case _:
                 raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
 
@@ -280,10 +328,11 @@ class ParameterServer:
                 self._executor.buffers.forget(worker)
             if header.shared:
                 plain = header
-                if header.buffers or header.numbers:
-                    plain = msgspec.structs.replace(header, buffers=(), numbers={})
+                if header.buffers or header.numbers or header.state is not None:
+                    plain = msgspec.structs.replace(header, buffers=(), numbers={}, state=None)
                 self._untold.append((worker, plain))
             self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
+        self._executor.resume()
         self._executor.add_early()
 
     def _advance_saving(self) -> None:
@@ -292,7 +341,7 @@ class ParameterServer:
         if report is not None and self._coordinator is None:
             self._links.tell(report)
         if self._coordinator is not None:
-            outcome = self._saving.published(self._coordinator.roster.present())
+            outcome = self._saving.published(self._coordinator.roster.in_training())
             if outcome is not None:
                 self._coordinator.written(saved=not outcome.error)
 
@@ -328,11 +377,17 @@ class ParameterServer:
         self.status.note(decisions)
         self._links.tell(Orders(tuple(decisions), tuple(self._untold)))
         self._untold.clear()
-        self._executor.carry_out(decisions)
+        self._executor.order(decisions)
+        self._recovery.keep()  # once an update has begun, nothing else may be decided in its place
+        self._links.flush()  # the others need not wait for this server's own part
+        self._executor.carry_out()
 
     def _scale(self, scale: Scale) -> None:
         self._links.tell(scale)
-        self._executor.scale(scale.step, scale.factor)
+        self._executor.expect_factor(scale.step, scale.factor)
+        self._recovery.keep()
+        self._links.flush()
+        self._executor.go_on()
 
     def _report_norm(self, step: int, square: float) -> None:
         if self._coordinator is not None:
@@ -359,6 +414,7 @@ class ParameterServer:
     # --- time ---------------------------------------------------------------------------------------------
     def _keep_time(self, now: float) -> None:
         if not self._links.ready and self._links.advance():
+            self._recovery.lives_changed = True
             self._handshake.greet_early()
         if self._saving.busy:
             self._advance_saving()
@@ -373,4 +429,5 @@ class ParameterServer:
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether a connection that ended was made anew; its task may have had nothing to say since."""
-        return self._listener.send(peer, WaitingReport((), 0.0))
+        listener = self._listener if self._deferred is None else self._deferred.listener
+        return listener.send(peer, WaitingReport((), 0.0))

@@ -2,20 +2,25 @@
 
 Everything that servers tell each other goes through a log (`update/log.py`), above the channel: ZeroMQ makes
 a broken connection anew, and says nothing of what was lost with the old one. What was lost is sent again.
+A server that was started again is called anew; its log and what it had taken of others' outlive its process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 import uuid
 from collections.abc import Callable
+
+import msgspec
 
 from argosy.cluster.settings import NOTICE_EVERY
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError, WireError
 from argosy.protocol.header import BetweenServers, Header, LogEntry, LogState
 from argosy.protocol.joining import Hello, Known, Refused
+from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.store.caller_handshake import CallerHandshake
 from argosy.update.log import Log, LogReader
 from argosy.wire.channel import Channel
@@ -24,6 +29,9 @@ from argosy.wire.channel import Channel
 TELL_EVERY = 1.0
 # Without a connection to a server for so long, it is not told of the job's end: it has ended itself.
 _HUNG_UP = 1.0
+# A server that may be another process by now is called no more often than this, in seconds.
+_CALL_AGAIN = 0.2
+_decoder: msgspec.msgpack.Decoder[BetweenServers] = msgspec.msgpack.Decoder(BetweenServers)
 
 
 class PeerLink:
@@ -82,6 +90,14 @@ class PeerLink:
         before, self._renewals = self._renewals, channel.renewals
         return self._renewals != before
 
+    def is_broken(self) -> bool:
+        """Whether the other process has ended, or the connection is another now: it may be a new process."""
+        return self.welcomed and (self._handshake.channel.hung_up or self.renewed())
+
+    def is_lost(self) -> bool:
+        """Whether there is no connection now."""
+        return self.welcomed and self._handshake.channel.lost_for() > 0
+
     def has_hung_up(self) -> bool:
         """Whether there has been no connection for a while."""
         return self._handshake.channel.lost_for() > _HUNG_UP
@@ -101,21 +117,71 @@ def _proof(listener: str, caller: str) -> bytes:
     return hashlib.blake2b(f"{listener}/{caller}".encode(), digest_size=16).digest()
 
 
+class LinksState(msgspec.Struct, array_like=True):
+    """What outlives the process: the index of the latest entry, and what was taken of each server's log."""
+
+    last: int
+    taken: dict[int, int]
+
+
 class PeerLinks:
-    """The way to the other servers."""
+    """The way to the other servers. `restarts`: one that has died will be started again."""
 
     def __init__(
-        self, cluster: ClusterSpec, me: Task, connect: Callable[[Task], Channel], use_lane: bool
+        self,
+        cluster: ClusterSpec,
+        me: Task,
+        connect: Callable[[Task], Channel],
+        use_lane: bool,
+        memory: Memory | None = None,
+        restarts: bool = False,
     ) -> None:
         others = [task for task in cluster.tasks("ps") if task != me and 0 in (task.index, me.index)]
-        hello = Hello(str(me), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
-        self._links = {
-            task: PeerLink(CallerHandshake(connect(task), hello, cluster.describe(task), use_lane), hello)
-            for task in others
-        }
+        self._hello = Hello(str(me), cluster.count("ps"), cluster.count("worker"), uuid.uuid4().hex)
+        self._cluster = cluster
+        self._connect = connect
+        self._use_lane = use_lane
+        self._memory = memory or OrdinaryMemory()
+        self._restarts = restarts
+        self._links = {task: self._call(task) for task in others}
         self._log: Log[BetweenServers] = Log(task.index for task in others)
+        self._unsent: list[LogEntry] = []
+        self._state_due = False  # whether to say how far this server is, with what is sent next
+        self._called = dict.fromkeys(others, 0.0)
         self.ready = not others
         self._looked: float | None = None
+
+    def _call(self, task: Task) -> PeerLink:
+        name = self._cluster.describe(task)
+        handshake = CallerHandshake(self._connect(task), self._hello, name, self._use_lane)
+        return PeerLink(handshake, self._hello)
+
+    def call_again(self, task: Task) -> None:
+        """A server may be another process by now: say hello again, and see who is there."""
+        if time.monotonic() - self._called[task] < _CALL_AGAIN:
+            return
+        self._called[task] = time.monotonic()
+        earlier = self._links[task]
+        earlier.close()
+        self._links[task] = self._call(task)
+        self._links[task].reader = earlier.reader
+        self.ready = False
+
+    # --- what the next process of this server needs -------------------------------------------------------
+    def keep(self) -> None:
+        """Put it into the memory; the caller commits it."""
+        taken = {task.index: link.reader.taken for task, link in self._links.items()}
+        self._memory.put("links", msgspec.msgpack.encode(LinksState(self._log.last, taken)))
+
+    def recall(self) -> None:
+        """Go on where the last process of this server was."""
+        if (kept := self._memory.get("links")) is None:
+            return
+        state = msgspec.msgpack.decode(kept, type=LinksState)
+        entries = sorted((int(name.removeprefix("log/")), name) for name in self._memory.names("log/"))
+        self._log.recall(state.last, [_decoder.decode(self._memory.get(name) or b"") for _, name in entries])
+        for task, link in self._links.items():
+            link.reader = LogReader(taken=state.taken.get(task.index, 0))
 
     # --- getting in touch ---------------------------------------------------------------------------------
     def advance(self) -> bool:
@@ -134,8 +200,14 @@ class PeerLinks:
 
     def confirms(self, task: Task, life: str) -> bool | None:
         """Whether that process is this server, as far as is known; False where there is no link to it."""
-        link = self._links.get(task)
-        return False if link is None else link.confirms(life)
+        if (link := self._links.get(task)) is None:
+            return False
+        confirmed = link.confirms(life)
+        if confirmed is False and self._restarts:  # it may be a new process, and listen there now
+            before = self._links[task]
+            self.call_again(task)
+            return None if self._links[task] is not before else False
+        return confirmed
 
     def prove(self, task: Task, life: str) -> Known:
         """To another server: whom it reaches here."""
@@ -143,10 +215,23 @@ class PeerLinks:
 
     # --- telling and hearing ------------------------------------------------------------------------------
     def tell(self, header: BetweenServers) -> None:
-        """Tell the coordinator; if this is the coordinator, every other server."""
+        """Tell the coordinator or, if this is the coordinator, every other server, with the next `flush`."""
         entry = LogEntry(self._log.epoch, self._log.append(header), header)
-        for link in self._links.values():
-            link.send(entry)
+        if self._links:
+            self._unsent.append(entry)
+            if self._memory.lasts:
+                self._memory.put(f"log/{entry.index}", msgspec.msgpack.encode(header))
+
+    def flush(self) -> None:
+        """Send what was told; by now the next process of this server would know of it, too."""
+        if self._unsent:
+            for link in self._links.values():
+                for entry in self._unsent:
+                    link.send(entry)
+            self._unsent.clear()
+        if self._state_due:
+            self._state_due = False
+            self.say_state()
 
     def take(self, task: Task, header: Header) -> BetweenServers | None:
         """What a server tells this one, if there is something to do now."""
@@ -161,12 +246,17 @@ class PeerLinks:
         if not isinstance(header, LogState):
             raise WireError(f"a server does not send {type(header).__name__}")
         link.hear()
-        self._log.acknowledge(task.index, header.taken)
+        for index in self._log.acknowledge(task.index, header.taken):
+            self._memory.drop(f"log/{index}")
         if header.again:
             self._send_again(task, header.taken)
         if link.reader.lags(header.epoch, header.last):
             self._say_state(link, again=True)
         return None
+
+    def say_state_soon(self) -> None:
+        """With the next `flush`."""
+        self._state_due = True
 
     def say_state(self) -> None:
         """Say how far this server is: what it has told, and what it has taken."""
@@ -190,8 +280,11 @@ class PeerLinks:
     # --- time ---------------------------------------------------------------------------------------------
     def keep_time(self, now: float) -> None:
         """Say how far this server is, once a second and over a new connection at once; look who is silent."""
-        for link in self._links.values():
-            if link.renewed():
+        for task, link in list(self._links.items()):
+            if self._restarts:
+                if link.is_broken():
+                    self.call_again(task)
+            elif link.renewed():
                 self._say_state(link)
         passed = TELL_EVERY if self._looked is None else now - self._looked
         if passed < TELL_EVERY:

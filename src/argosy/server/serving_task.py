@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.cluster.cores import obey_threads, share_cores
 from argosy.cluster.discover import Identity, discover_server
-from argosy.cluster.launcher import handed_socket, mark_joined
+from argosy.cluster.launcher import handed_memory, handed_socket, mark_joined
 from argosy.cluster.lease import DEFAULT_LEASE, Lease
+from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.malloc import keep_freed_memory
 from argosy.cluster.settings import DEFAULT_WAIT
 from argosy.cluster.spec import Address, ClusterSpec, Task
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from argosy.remote.task.task_server import TaskServer
     from argosy.wire.inbox import Inbox
+
+_LOSSES = LossPolicy()
 
 
 class Server:
@@ -60,6 +63,7 @@ class Server:
         remote: bool = True,
         trains: bool = True,
         listen_fd: int | None = None,
+        losses: LossPolicy = _LOSSES,
     ) -> None:
         mark_joined()
         self._cluster = cluster if isinstance(cluster, ClusterSpec) else ClusterSpec(cluster)
@@ -69,10 +73,12 @@ class Server:
             raise ConfigError("worker_hosts", "at least one worker", "none")
         self._wait = wait
         self._lease = Lease(lease)
+        self._losses = losses
         address = Address.parse(bind, "bind") if isinstance(bind, str) else bind
         address = address or self._cluster.address(self._task)
         check_exposure(address, insecure, self._task)
         handed = handed_socket() if listen_fd is None else listen_fd
+        self._memory_fd = handed_memory()
         field = f"address of {self._task}"
         lasting = {"lease": self._lease} if self._trains else {}
         network = ZmqListener(address, field=field, listen_fd=handed, **lasting)
@@ -113,12 +119,14 @@ class Server:
             listener = self._hand_over([called])
         import torch
 
+        from argosy.server.durable_memory import DurableMemory
         from argosy.server.parameter_server import ParameterServer
 
         obey_threads()
         share_cores(self._cluster, self._task)
         # Moments that fade towards zero become denormal numbers, with which a processor is many times slower.
         torch.set_flush_denormal(True)
+        memory = None if self._memory_fd is None else DurableMemory(self._memory_fd)
         server = ParameterServer(
             self._cluster,
             self._task.index,
@@ -127,6 +135,8 @@ class Server:
             self._wait,
             lane=self._inbox.lane if self._inbox is not None else "",
             lease=self._lease,
+            memory=memory,
+            losses=self._losses,
         )
 
         def stop() -> bool:
@@ -140,6 +150,8 @@ class Server:
             server.run()
         finally:
             signals.leave()
+            if memory is not None:
+                memory.close()
         if signals.received is not None:
             raise SystemExit(128 + signals.received)
 

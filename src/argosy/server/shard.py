@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -15,15 +16,20 @@ from argosy.errors import WireError
 from argosy.protocol.fields import Group
 from argosy.protocol.joining import OptimizerSpec
 from argosy.protocol.layout import Layout, Piece
+from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.server.flat_optimizer import FlatOptimizer
 from argosy.server.gradient_sums import Gradient, GradientSums, Part
-from argosy.shared_memory.large_pages import empty_like
+from argosy.server.update_guard import UpdateGuard, chunk_of, spans_of
 from argosy.store.ranges import Range, complement, intersection, merged
 from argosy.store.update_rules import decay_at
 from argosy.torch_private import foreach_lerp_
 from argosy.wire.tensor_bytes import torch_dtype
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+def _nothing() -> None:
+    """A part that was changed before needs no more."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,11 @@ class BlockState:
 
 
 class Shard:
-    """The blocks of one server. `average`: the decay of moving averages, if they are kept."""
+    """The blocks of one server, in its memory. `average`: the decay of moving averages, if they are kept."""
 
-    def __init__(self, server: int) -> None:
+    def __init__(self, server: int, memory: Memory | None = None) -> None:
         self._server = server
+        self._memory = memory or OrdinaryMemory()
         self.average: float | None = None
         self._averages: list[torch.Tensor] = []
         self._numbers: list[int] = []  # of this server's blocks, in the layout
@@ -57,10 +64,17 @@ class Shard:
         self._optimizers: list[tuple[int, list[int], FlatOptimizer]] = []  # group, positions, optimizer
         self._values: dict[torch.dtype | None, list[torch.Tensor]] = {}
 
-    def extend(self, layout: Layout, spec: OptimizerSpec, values: Sequence[torch.Tensor]) -> None:
-        """Take in the blocks of `layout` that are new, with these values."""
+    def extend(
+        self, layout: Layout, spec: OptimizerSpec, values: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """Take in the blocks of `layout` that are new, with these values; without, as the memory has them."""
         fresh = [number for number in layout.blocks_of(self._server) if number not in self._numbers]
-        self._check(fresh, layout, values)
+        recalled = values is None
+        if values is None:
+            counts = [layout.blocks[number] for number in fresh]
+            values = [torch.empty(block.count, dtype=torch_dtype(block.dtype)) for block in counts]
+        else:
+            self._check(fresh, layout, values)
         pieces = layout.pieces_by_block()
         first = len(self._numbers)
         for number, value in zip(fresh, values, strict=True):
@@ -71,18 +85,24 @@ class Shard:
             self._pieces.append(pieces[number])
             self._groups.append(block.group)
             self._dtypes.append(dtype)
-            self._masters.append(empty_like(value.to(master)).copy_(value))
+            self._masters.append(self._kept(f"{number}/param", value.to(master), recalled))
             self._nothing.append([])
             self._shortened |= master != dtype
             if self.average is not None:
-                self._averages.append(empty_like(self._masters[-1]).copy_(self._masters[-1]))
+                self._averages.append(self._kept(f"{number}/average", self._masters[-1], recalled))
         for group in sorted(set(self._groups[first:])):
             positions = [p for p in range(first, len(self._groups)) if self._groups[p] == group]
             masters = [self._masters[p] for p in positions]
-            optimizer = FlatOptimizer(spec.name, spec.groups[group], masters)
+            names = [str(self._numbers[p]) for p in positions]
+            optimizer = FlatOptimizer(spec.name, spec.groups[group], masters, self._memory, names, recalled)
             self._optimizers.append((group, positions, optimizer))
         self._values = {}
         self._sums.forget()
+
+    def _kept(self, name: str, value: torch.Tensor, recalled: bool) -> torch.Tensor:
+        """The tensor of this name, with this value or, if it is recalled, as it was left."""
+        tensor, found = self._memory.tensor(name, value)
+        return tensor if found and recalled else tensor.copy_(value)
 
     def _check(self, numbers: Sequence[int], layout: Layout, values: Sequence[torch.Tensor]) -> None:
         counts = [layout.blocks[number].count for number in numbers]
@@ -228,6 +248,9 @@ class Shard:
 
     def update(self, groups: Sequence[Group] | None, factor: float = 1.0, step: int = 0) -> None:
         """Step the optimizers on the mean gradient, times `factor`, with these hyperparameters."""
+        guard = self._memory.guard
+        if guard is not None:
+            guard.begin(step)
         means = self._means
         if factor != 1.0:
             means = {position: mean * factor for position, mean in means.items()}
@@ -242,9 +265,32 @@ class Shard:
                 absent = [self._absent[position] for position in positions]
                 optimizer.update([means.get(position) for position in positions], absent)
         if self.average is not None and self._averages:  # a server may keep nothing
-            foreach_lerp_(self._averages, self._masters, 1.0 - decay_at(self.average, step))
+            self._move_averages(guard, 1.0 - decay_at(self.average, step))
         self._means = {}
         self._values = {}
+
+    def _move_averages(self, guard: UpdateGuard | None, weight: float) -> None:
+        if guard is None:
+            foreach_lerp_(self._averages, self._masters, weight)
+            return
+        for average, master in zip(self._averages, self._masters, strict=True):
+            size = chunk_of([average])
+            for start in range(0, average.numel(), size):
+                part, towards = average[start : start + size], master[start : start + size]
+                guard.change(spans_of([part]), partial(foreach_lerp_, [part], [towards], weight), _nothing)
+
+    def counts(self) -> list[list[tuple[int, int, float]]]:
+        """Of each block, the updates so far of each stretch: start, stop, count."""
+        by_position = self._optimizer_of()
+        return [o.steps(n) for o, n in (by_position[p] for p in range(self.count))]
+
+    def recall(self, counts: Sequence[Sequence[tuple[int, int, float]]], groups: Sequence[Group]) -> None:
+        """Go on where an earlier process of this server was: with these counts and hyperparameters."""
+        for group, _, optimizer in self._optimizers:
+            if group < len(groups):
+                optimizer.configure(groups[group])
+        for position, steps in enumerate(counts):
+            self.restore_steps(position, [(*each, float(place)) for place, each in enumerate(steps)])
 
     def live(self) -> list[torch.Tensor]:
         """The parameters themselves in the model's dtypes: to be copied before the next update."""

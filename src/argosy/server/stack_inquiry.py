@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError
 from argosy.protocol.asking import Stacks, StacksOffer, StacksRequest, StatusReport
+from argosy.server.connected_tasks import ConnectedTasks
 from argosy.wire.channel import Listener, Peer
 
 # Who has not answered by then is stopped, or cut off.
@@ -27,14 +28,12 @@ class _Inquiry:
 
 
 class StackInquiry:
-    """`is_life`: whether that is the life of the task's process. Only such a process speaks for a task."""
+    """Only the process of a task, known by its life to `connected`, speaks for it."""
 
-    def __init__(
-        self, cluster: ClusterSpec, listener: Listener, is_life: Callable[[Task, str], bool]
-    ) -> None:
+    def __init__(self, cluster: ClusterSpec, listener: Listener, connected: ConnectedTasks) -> None:
         self._cluster = cluster
         self._listener = listener
-        self._is_life = is_life
+        self._connected = connected
         self._offers: dict[Task, Peer] = {}
         self._open: list[_Inquiry] = []
 
@@ -44,8 +43,9 @@ class StackInquiry:
             task = self._cluster.require(Task.parse(header.task))
         except ConfigError:
             return
-        if self._is_life(task, header.life):
+        if self._connected.is_life(task, header.life):
             self._offers[task] = peer
+            self._connected.notice(peer, task)
 
     def begin(self, asker: Peer, report: StatusReport) -> None:
         """Ask those who are waited for, or all; `asker` gets the report with what they say."""

@@ -18,6 +18,7 @@ from argosy.protocol.asking import (
     WaitingReport,
 )
 from argosy.protocol.decisions import Decision
+from argosy.server.connected_tasks import ConnectedTasks
 from argosy.server.coordinator import Coordinator
 from argosy.server.stack_inquiry import StackInquiry
 from argosy.wire.channel import Listener, Peer
@@ -34,13 +35,13 @@ class StatusAnswers:
         listener: Listener,
         coordinator: Coordinator | None,
         waiting: Callable[[], WaitingReport],
-        is_life: Callable[[Task, str], bool],
+        connected: ConnectedTasks,
     ) -> None:
         self._cluster = cluster
         self._listener = listener
         self._coordinator = coordinator
         self._waiting = waiting
-        self._inquiry = StackInquiry(cluster, listener, is_life)
+        self._inquiry = StackInquiry(cluster, listener, connected)
         self._recent: deque[tuple[float, Decision]] = deque(maxlen=_DECISIONS)
 
     def hear(self, peer: Peer, header: StatusRequest | StacksOffer | Stacks) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from argosy.protocol.asking import WorkerStatus
 from argosy.protocol.decisions import Answer, Apply, Decision
 
@@ -24,11 +26,36 @@ class _Counts:
         self.logged = 0
 
 
+class CountsValue(msgspec.Struct, array_like=True):
+    """A worker's counts as plain data."""
+
+    applied: int
+    answers: dict[str, int]
+    staleness: int
+    total_staleness: int
+    numbers: dict[str, float]
+    logged: int
+
+
 class Tally:
     """The counts of all workers."""
 
     def __init__(self, workers: int) -> None:
         self._counts = [_Counts() for _ in range(workers)]
+
+    def value(self) -> list[CountsValue]:
+        """All of this, but for when each was heard."""
+        return [
+            CountsValue(c.applied, c.answers, c.staleness, c.total_staleness, dict(c.numbers), c.logged)
+            for c in self._counts
+        ]
+
+    def recall(self, values: Iterable[CountsValue]) -> None:
+        """Go on from there."""
+        for counts, value in zip(self._counts, values, strict=True):
+            counts.applied, counts.answers = value.applied, dict(value.answers)
+            counts.staleness, counts.total_staleness = value.staleness, value.total_staleness
+            counts.numbers, counts.logged = value.numbers, value.logged
 
     def count(self, decisions: Iterable[Decision]) -> None:
         """These were decided."""

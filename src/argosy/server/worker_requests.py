@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import msgspec
+
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ConfigError, WireError
 from argosy.protocol.header import Header
@@ -23,6 +25,7 @@ from argosy.protocol.layout import check_layout
 from argosy.protocol.saving import OpenDirectory
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.coordinator import Coordinator
+from argosy.server.durable_memory import Memory
 from argosy.server.handshake import refusal
 from argosy.server.order_executor import OrderExecutor
 from argosy.wire.message import Message
@@ -39,7 +42,9 @@ class WorkerRequests:
         executor: OrderExecutor,
         saving: ShardSaving,
         coordinator: Coordinator | None,
+        memory: Memory,
     ) -> None:
+        self._memory = memory
         self._servers = cluster.count("ps")
         self._executor = executor
         self._saving = saving
@@ -49,10 +54,19 @@ class WorkerRequests:
     def answer(self, task: Task, message: Message[Request]) -> Header:
         """The answer to a request, which is done if it is new. Raises WireError."""
         number, answer = self._answered.get(task.index, (0, None))
-        if answer is None or number != message.header.number:
+        # Memory that an earlier process of this server saw must be shown to this one.
+        seen = isinstance(message.header, GradientMemory)
+        if answer is None or number != message.header.number or seen:
             answer = self._do(task, message)
             self._answered[task.index] = (message.header.number, answer)
+            if self._memory.lasts:
+                self._memory.put("answers", msgspec.msgpack.encode(self._answered))
         return answer
+
+    def recall(self) -> None:
+        """Go on where the last process of this server was."""
+        if (kept := self._memory.get("answers")) is not None:
+            self._answered = msgspec.msgpack.decode(kept, type=dict[int, tuple[int, Header]])
 
     def _do(self, task: Task, message: Message[Request]) -> Header:
         header = message.header

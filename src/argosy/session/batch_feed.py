@@ -24,11 +24,20 @@ class BatchFeed:
         self._passes = 0  # that have begun, in all calls
         self._resumed: Position | None = None
         self._skipped_from: Random | None = None
+        self.keeps_passes = False  # whether it may have to be found again where any pass was
+        self._arrive: Callable[[], None] | None = None
 
     def resume(self, state: ReplicaState) -> None:
         """Go on from here; calls that had ended before are empty now."""
         self._resumed = state.position
         self._skipped_from = state.pass_random
+
+    def take_place(self, state: ReplicaState, arrive: Callable[[], None]) -> None:
+        """Go on from here in the place of another process, whatever the loader is. `arrive` is called just
+        before the first batch, when everything that the script does on its way there is done.
+        """
+        self.resume(state)
+        self._arrive = arrive
 
     def batches(
         self,
@@ -39,6 +48,8 @@ class BatchFeed:
     ) -> Iterator[T]:
         """The batches of `loader`, `epochs` times or without end, until it should stop."""
         call, self._calls = self._calls, self._calls + 1
+        if self._arrive is not None:
+            resuming = "skip"
         first = self._first(call, loader, resuming)
         if first is None:
             return
@@ -46,6 +57,9 @@ class BatchFeed:
         while (epochs is None or epoch < epochs) and not should_stop():
             self.position = Position(call, epoch, skipped, self._passes, *_shape(loader))
             iterator = self._begin(loader, skipped, resuming)
+            if self._arrive is not None:
+                arrive, self._arrive = self._arrive, None
+                arrive()
             self._passes += 1  # also if it is broken off: another call must not see the same order again
             empty = not skipped
             while not should_stop():
@@ -77,7 +91,7 @@ class BatchFeed:
             self.pass_random = None
             return loader.iterate(self._passes, skipped)
         if resuming == "leave":
-            self.pass_random = None
+            self.pass_random = own.capture() if self.keeps_passes else None
             return iter(loader)
         return self._skip(loader, skipped)
 
@@ -88,7 +102,7 @@ class BatchFeed:
         self.pass_random = own.capture()
         iterator = iter(loader)
         if skipped:
-            say(f"skips {skipped} batches, which were used before")
+            say(f"skips {skipped} batches that were used before the restart")
             for _ in range(skipped):
                 if next(iterator, self) is self:
                     break

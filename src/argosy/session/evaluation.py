@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -44,9 +43,7 @@ class EvaluatorSession(Session):
         if evaluate is None:
             raise ConfigError("evaluate", "a function of the model", None, "session(evaluate=...)")
         if training.keeping is None:
-            raise ConfigError(
-                "directory", "where the job keeps its checkpoints", None, "session(directory=...)"
-            )
+            raise ConfigError("directory", "that of the job's checkpoints", None, "session(directory=...)")
         self._evaluate = evaluate
         self._directory = Path(training.keeping.directory)
         self._wait = wait
@@ -57,9 +54,7 @@ class EvaluatorSession(Session):
             self._evaluate_one(saved)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Nothing is left to do."""
 
     def _checkpoints(self) -> Iterator[folder.Saved]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import torch
 
 from argosy.errors import UNDECODABLE, CheckpointDamaged, ConfigError
 from argosy.wire.tensor_bytes import bytes_of
+
+T = TypeVar("T")
 
 
 class Stateful(Protocol):
@@ -43,13 +45,17 @@ class Position(msgspec.Struct):
     count: int = 1
 
 
+PythonRandom: TypeAlias = tuple[int, tuple[int, ...], float | None]
+NumpyRandom: TypeAlias = tuple[str, bytes, int, int, float]
+
+
 class Random(msgspec.Struct):
     """The states of the random generators."""
 
     torch: bytes
-    python: tuple[int, tuple[int, ...], float | None]
+    python: PythonRandom
     cuda: tuple[bytes, ...] = ()
-    numpy: tuple[str, bytes, int, int, float] | None = None
+    numpy: NumpyRandom | None = None
 
 
 class ReplicaState(msgspec.Struct):
@@ -73,11 +79,15 @@ def capture() -> Random:
     cuda: tuple[bytes, ...] = ()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         cuda = tuple(_bytes(state) for state in torch.cuda.get_rng_state_all())
-    numpy = None
-    if (module := sys.modules.get("numpy")) is not None:  # nobody draws from what is not imported
-        name, keys, *rest = module.random.get_state()
-        numpy = (str(name), keys.tobytes(), *rest)
-    return Random(_bytes(torch.get_rng_state()), random.getstate(), cuda, numpy)
+    return Random(_bytes(torch.get_rng_state()), random.getstate(), cuda, numpy_state())
+
+
+def numpy_state() -> NumpyRandom | None:
+    """numpy's generator; None if it is not imported, as nobody draws from it then."""
+    if (module := sys.modules.get("numpy.random")) is None:
+        return None
+    name, keys, *rest = module.get_state()
+    return (str(name), keys.tobytes(), *rest)
 
 
 def restore(state: Random) -> None:
@@ -94,6 +104,15 @@ def restore(state: Random) -> None:
 
 def encode(state: ReplicaState) -> bytes:
     """As bytes; raises ConfigError for what is kept and is not plain."""
+    return _encode(state)
+
+
+def encode_kept(kept: Mapping[str, Stateful]) -> bytes:
+    """Only what the user wants kept."""
+    return _encode(gather(kept))
+
+
+def _encode(state: ReplicaState | dict[str, Any]) -> bytes:
     try:
         return msgspec.msgpack.encode(state)
     except (TypeError, OverflowError, ValueError) as error:
@@ -102,10 +121,22 @@ def encode(state: ReplicaState) -> bytes:
 
 def decode(data: bytes) -> ReplicaState:
     """From bytes; raises CheckpointDamaged if they are not what was saved."""
+    return decode_part(data, ReplicaState)
+
+
+def decode_part(data: bytes, kind: type[T]) -> T:
+    """A part of it."""
     try:
-        return msgspec.msgpack.decode(data, type=ReplicaState)
+        return msgspec.msgpack.decode(data, type=kind)
     except UNDECODABLE as error:
         raise CheckpointDamaged("this worker's own state", str(error)) from None
+
+
+def load(kept: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+    """Give what the user wants kept its state back."""
+    for name, state in states.items():
+        if name in kept:
+            kept[name].load_state_dict(state)
 
 
 def gather(kept: Mapping[str, Stateful]) -> dict[str, Any]:

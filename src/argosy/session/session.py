@@ -27,6 +27,7 @@ from argosy.replica.worker import Worker
 from argosy.session import own_state as own
 from argosy.session.batch_checksum import BatchChecksum
 from argosy.session.batch_feed import BatchFeed, Resuming
+from argosy.session.carried_state import StateCarrier
 from argosy.session.hook import Hook, Hooks
 from argosy.session.own_state import ReplicaState, Stateful
 from argosy.session.reporting import Reporting, number
@@ -68,6 +69,10 @@ class Session:
         self._logged_at = time.monotonic()
         self._logged_step = 0
         self._feed = BatchFeed()
+        self._carrier: StateCarrier | None = None
+        if replica.is_replaceable:
+            self._carrier = StateCarrier(replica, optimizer, self._feed, self._kept)
+            self._training = dataclasses.replace(self._training, carried=self._carrier.turn)
         self._hooks = Hooks(self, hooks)
         self._signals = StopSignals(self._on_signal)
         self._stop_after: int | None = None
@@ -81,7 +86,10 @@ class Session:
         except BaseException:
             self.replica.calls.end_session()
             raise
-        if self.optimizer.resumed.state:
+        if self._carrier is not None and (carried := self.optimizer.resumed.carried) is not None:
+            self._carrier.take_place(carried)
+            say(f"takes the place of a process that was lost, at step {verdict.global_step}")
+        elif self.optimizer.resumed.state:
             self._resume(own.decode(self.optimizer.resumed.state))
         self._training.loads.watch(self._training.model)
         self._logged_at, self._logged_step = time.monotonic(), verdict.global_step
@@ -149,9 +157,7 @@ class Session:
             self.optimizer.take_groups(state.groups)
         if self.optimizer.resumed.chiefs:
             self._scale_alike(state, own.decode(self.optimizer.resumed.chiefs))
-        for name, kept in state.kept.items():
-            if name in self._kept:
-                self._kept[name].load_state_dict(kept)
+        own.load(self._kept, state.kept)
 
     def _scale_alike(self, state: ReplicaState, chiefs: ReplicaState) -> None:
         """With servers each replica has a loss scale of its own; the ring averages what is scaled."""
@@ -236,6 +242,8 @@ class Session:
             self._announce_no_end()
         for batch in self._feed.batches(loader, epochs, resume, self._before_batch):
             self._first_batches.saw(batch)
+            if self._carrier is not None:
+                self._carrier.gave_batch()
             if self._weighted:
                 self.optimizer.batch_weight = float(_batch_size(batch))
             yield batch
@@ -250,6 +258,8 @@ class Session:
     def _before_batch(self) -> bool:
         """What the loop did with the last batch is done: the moment to be resumed from."""
         self.optimizer.give_state()
+        if self._carrier is not None:
+            self._carrier.before_batch()
         return self.should_stop
 
     def log(self, **values: Any) -> None:

@@ -35,6 +35,8 @@ class CallerHandshake:
         self._hello = hello
         self._name = name
         self._use_lane = use_lane
+        self._tried = ""  # the shorter way that was taken last
+        self._why_not = ""  # what is wrong with it
         self._network: Channel | None = None  # kept until the shorter way has proved itself
         self._say_hello()
 
@@ -48,23 +50,28 @@ class CallerHandshake:
             self._go_back("the server hung up")
         if message is None or not isinstance(message.header, Welcome):
             return message
-        if message.header.lane and self._use_lane and self._shorten(message.header.lane):
+        lane = message.header.lane
+        # A process that was started again has another one.
+        if self._use_lane and lane not in ("", self._tried) and self._shorten(lane):
             return None
         self.welcome = message.header
         if self._network is not None:
             self._network.close()
             self._network = None
+        elif self._why_not:
+            task, name, why = self._hello.task, self._name, self._why_not
+            say(f"{task} reaches {name} over the network: no shared memory ({why})")
         return None
 
     def _shorten(self, lane: str) -> bool:
         """Try to go on over shared memory; the server's next welcome then comes that way."""
         from argosy.wire.unix_channel import UnixChannel
 
-        self._use_lane = False
+        self._tried = lane
         try:
             shorter = UnixChannel(lane)
         except OSError as error:
-            self._say_why(os.strerror(error.errno or 0).lower())
+            self._why_not = os.strerror(error.errno or 0).lower()
             return False
         self._network, self.channel = self.channel, shorter
         self._say_hello()
@@ -72,7 +79,7 @@ class CallerHandshake:
 
     def _go_back(self, why: str) -> None:
         """The shorter way leads nowhere: say hello over the network again."""
-        self._say_why(why)
+        self._why_not = why
         self.channel.close()
         if self._network is not None:
             self.channel, self._network = self._network, None
@@ -81,9 +88,6 @@ class CallerHandshake:
     def _say_hello(self) -> None:
         self._said, self._renewals = time.monotonic(), self.channel.renewals
         self.channel.send(self._hello)
-
-    def _say_why(self, why: str) -> None:
-        say(f"{self._hello.task} reaches {self._name} over the network: no shared memory ({why})")
 
     def close(self) -> None:
         """Hang up."""

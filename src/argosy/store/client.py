@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from argosy.protocol.training import BlockAhead, Gathered, GatherRequest, PushAn
 from argosy.store.caller_handshake import CallerHandshake
 from argosy.store.conversation import Conversation
 from argosy.store.inquiry import Inquirer
+from argosy.store.returning_channel import ReturningChannel
 from argosy.store.stack_reporter import StackReporter
 from argosy.wire.channel import Channel
 from argosy.wire.message import Message
@@ -50,7 +52,7 @@ _LEASE = Lease()
 
 
 class StoreClient:
-    """The servers of a cluster, as one worker sees them."""
+    """The servers of a cluster, as one worker sees them. `restarts`: whether they come back when they die."""
 
     def __init__(
         self,
@@ -60,26 +62,33 @@ class StoreClient:
         wait: float,
         use_lane: bool = True,
         lease: Lease = _LEASE,
+        restarts: bool = False,
     ) -> None:
         self._cluster = cluster
         self._task = task
         self._servers = list(cluster.tasks("ps"))
         self._wait = wait
         self._connect = connect
+        self._use_lane = use_lane
+        self._restarts = restarts
         self._seq = 0
         self._resent = False  # whether the latest push was sent to some server twice
-        self._gathers = 0
-        self._shares = False
+        self.gathers = 0  # in how many this worker has taken part
+        self._shown: list[int] | None = None  # `attached`, when all servers were shown the gradient memory
         self._in_sight = False  # whether the coordinator reads gradients where this worker writes them
         self.closed = False
         self._life = uuid.uuid4().hex
         self._reporter: StackReporter | None = None
-        hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), self._life)
-        self._handshakes = [
-            CallerHandshake(connect(server), hello, cluster.describe(server), use_lane)
-            for server in self._servers
-        ]
-        self._talk = Conversation(cluster, [handshake.channel for handshake in self._handshakes], lease)
+        self._hello = Hello(str(task), cluster.count("ps"), cluster.count("worker"), self._life)
+        self._handshakes = [self._call(server) for server in self._servers]
+        channels = [handshake.channel for handshake in self._handshakes]
+        self._talk = Conversation(cluster, channels, lease, wait if restarts else None)
+
+    def _call(self, server: Task, channel: Channel | None = None) -> CallerHandshake:
+        """Say hello over a new channel; or over this one, which has proved to be the only way."""
+        use_lane = self._use_lane and channel is None
+        name = self._cluster.describe(server)
+        return CallerHandshake(channel or self._connect(server), self._hello, name, use_lane)
 
     def offer_stacks(self, open_channel: Callable[[], ZmqChannel]) -> None:
         """From now on the coordinator can ask what this process is doing, over a channel of its own."""
@@ -107,9 +116,12 @@ class StoreClient:
                     notice += NOTICE_EVERY
                     for who in missing:
                         say_waiting(who, waited)
+            if self._restarts:
+                call = partial(self._call, self._servers[server])
+                self._talk.channels[server] = ReturningChannel(handshake.channel, call)
         first = self._handshakes[0].welcome
         if first is not None:
-            self._seq, self._gathers = first.base_seq, first.gathers
+            self._seq, self.gathers = first.base_seq, first.gathers
             self._talk.number = first.base_seq  # a number of an earlier life is not used again
 
     def leave(self) -> None:
@@ -129,8 +141,11 @@ class StoreClient:
         try:
             self._talk.end(header, known=self._handshakes[0].welcome is not None)
         finally:
-            for handshake in self._handshakes:
-                handshake.close()
+            for handshake, channel in zip(self._handshakes, self._talk.channels, strict=True):
+                if handshake.welcome is None:
+                    handshake.close()
+                else:
+                    channel.close()
 
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, parameters: Sequence[ParameterSpec], mode: Mode) -> Layout:
@@ -169,12 +184,13 @@ class StoreClient:
         From then on a push is one short message, to the coordinator: what it orders finds the gradients in
         their place.
         """
-        self._shares = False
+        self._shown = None
+        attached = self.attached  # a server that comes back during this has seen nothing
         if len(self._talk.channels) == 1 or not all(self.in_place):
             return
         for server in range(len(self._talk.channels)):
             self._talk.request(server, GradientMemory(), GradientMemorySeen, gradients.get(server, ()))
-        self._shares = True
+        self._shown = attached
         self._in_sight = self._is_sent_in_place(0, gradients.get(0, ()))
 
     def _is_sent_in_place(self, server: int, tensors: Sequence[torch.Tensor]) -> bool:
@@ -188,6 +204,11 @@ class StoreClient:
     def in_place(self) -> list[bool]:
         """Of each server: whether its values come to the same memory every time."""
         return [channel.in_place for channel in self._talk.channels]
+
+    @property
+    def attached(self) -> list[int]:
+        """Changes when memory that was shared with a server is gone: reserve it anew, and share it."""
+        return [channel.renewals if channel.in_place else -1 for channel in self._talk.channels]
 
     # --- training -----------------------------------------------------------------------------------------
     def send_ahead(self, server: int, place: int, tensor: torch.Tensor) -> None:
@@ -209,11 +230,14 @@ class StoreClient:
             return answers
         # One of the servers may have answered a second time, and later: only a pull gives one cut of all.
         wishes = tuple(wish for wish in request.wishes if wish in ("average", "slots"))
-        pulled = self._push(PushRequest(0, request.version, "pull", wishes=wishes), {}, {})
+        pull = PushRequest(0, request.version, "pull", wishes=wishes)
+        pulled = self._push(pull, {}, {})
+        while self._resent and any(self.in_place):  # no second answer may change the parameters in use
+            pulled = self._push(pull, {}, {})
         said = [answer.header for answer in answers]
         return [
-            Message(_with_values_of(verdict, pull.header), pull.tensors)
-            for verdict, pull in zip(said, pulled, strict=True)
+            Message(_with_values_of(verdict, answer.header), answer.tensors)
+            for verdict, answer in zip(said, pulled, strict=True)
         ]
 
     def _push(
@@ -224,30 +248,34 @@ class StoreClient:
     ) -> list[Message[PushAnswer]]:
         self._seq += 1
         self._resent = False
-        numbered = msgspec.structs.replace(request, seq=self._seq, shared=self._shares)
-        # Buffers lie on the coordinator alone, and what was logged is for it alone.
+        shown = self._shown if self._shown == self.attached else None
+        shares = shown is not None
+        numbered = msgspec.structs.replace(request, seq=self._seq, shared=shares)
+        # Buffers lie on the coordinator alone, and what was logged and the own state are for it alone.
         plain = numbered
-        if numbered.buffers or numbered.numbers:
-            plain = msgspec.structs.replace(numbered, buffers=(), numbers={})
+        if len(self._talk.channels) > 1 and not shares:
+            plain = msgspec.structs.replace(numbered, buffers=(), numbers={}, state=None)
 
-        def send(server: int, there: Collection[int] = ()) -> None:
-            if server and self._shares:  # the coordinator tells it
-                return
+        for server, channel in enumerate(self._talk.channels[: 1 if shares else None]):
             header = numbered if server == 0 else plain
             # Buffers have no place of their own: they come after all of the gradient.
-            seen = self._shares and self._in_sight and not header.buffers
+            seen = shares and self._in_sight and not header.buffers
             frames = () if seen else tensors.get(server, ())
-            if there:
-                header = msgspec.structs.replace(header, ahead=tuple(there))
+            if there := ahead.get(server, ()):
+                header = msgspec.structs.replace(header, ahead=there)
                 frames = [tensor for place, tensor in enumerate(frames) if place not in there]
-            self._talk.channels[server].send(header, frames)
+            channel.send(header, frames)
 
         def resend(server: int) -> None:
+            """All of it, to one that has come back and sees no memory of this worker, too."""
+            if server and shown is not None and shown[server] == self.attached[server]:
+                return  # the coordinator tells it
             self._resent = True
-            send(server)
+            header = numbered
+            if server:
+                header = msgspec.structs.replace(numbered, shared=False, buffers=(), numbers={}, state=None)
+            self._talk.channels[server].send(header, tensors.get(server, ()))
 
-        for server in range(1 if self._shares else len(self._talk.channels)):
-            send(server, ahead.get(server, ()))
         # The coordinator is the first to answer: to wait for the others before it saves a wake-up.
         backwards = reversed(range(len(self._talk.channels)))
         return [self._await_verdict(server, resend) for server in backwards][::-1]
@@ -268,8 +296,8 @@ class StoreClient:
     # --- gathers ------------------------------------------------------------------------------------------
     def gather(self, value: msgspec.Raw) -> dict[int, msgspec.Raw]:
         """Give a small value to all workers, wait for theirs."""
-        self._gathers += 1
-        return self._talk.ask(0, GatherRequest(self._gathers, value), Gathered).header.values
+        self.gathers += 1
+        return self._talk.ask(0, GatherRequest(self.gathers, value), Gathered).header.values
 
 
 def _with_values_of(verdict: PushAnswer, pull: PushAnswer) -> PushAnswer:

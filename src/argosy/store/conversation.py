@@ -50,6 +50,9 @@ Question: TypeAlias = (
 Reply = TypeVar("Reply", Described, Registered, GradientMemorySeen, DirectoryOpened, ResumePoint, Gathered)
 # Who waits looks so often whether a connection was made anew, over which it must ask again.
 _SLICE = 0.2
+# While a server comes back, and for a second after that, so often: the training stands still.
+_SHORT_SLICE = 0.02
+_SHORT_SLICES_FOR = 1.0
 # A worker that has failed does not wait longer than this for a server that is out of reach.
 _FAREWELL_ALONE = 1.0
 ToServer = Callable[[int], None]
@@ -60,12 +63,23 @@ def _nothing(_: int) -> None:
 
 
 class Conversation:
-    """With every server of a cluster; `channels` are in their order."""
+    """With every server of a cluster; `channels` are in their order.
 
-    def __init__(self, cluster: ClusterSpec, channels: list[Channel], lease: Lease) -> None:
+    `return_within`: the seconds in which a server whose process has ended must be there again; None if it is
+    not started again.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        channels: list[Channel],
+        lease: Lease,
+        return_within: float | None = None,
+    ) -> None:
         self.channels = channels
         self.number = 0  # of the latest request
         self._lease = lease
+        self._return_within = return_within
         self._names = [cluster.describe(task) for task in cluster.tasks("ps")]
         self._renewals = [0] * len(channels)  # of each connection, as far as they were seen to
         self._kept: list[list[Message[Header]]] = [[] for _ in channels]  # answers before their turn
@@ -119,13 +133,18 @@ class Conversation:
         `resend`: how to send the push `seq` to a server that does not have it.
         """
         began, wait = time.monotonic(), None
+        away = self._return_within is not None and any(channel.hung_up for channel in self.channels)
+        hurry_until = began + _SHORT_SLICES_FOR if away else 0.0
         # A push that one server lacks keeps all from answering, whichever of them is waited for.
         concerned = {0, server} if resend is None else set(range(len(self.channels)))
         while True:
             if self._kept[server]:
                 message: Message[Header] | None = self._kept[server].pop(0)
             else:
-                message = self.channels[server].receive(_SLICE if wait is None else wait.left)
+                left = _SLICE if wait is None else wait.left
+                if hurry_until and time.monotonic() < hurry_until:
+                    left = min(left, _SHORT_SLICE)
+                message = self.channels[server].receive(left)
             if message is not None and isinstance(message.header, kind):
                 return Message(message.header, message.tensors)
             wait = wait or Wait(began)
@@ -134,7 +153,8 @@ class Conversation:
                 for each in sorted(concerned):  # the coordinator first: without it the other servers go, too
                     if each != server:
                         self._listen_to(each, wait, resend)
-                    self._check_connection(each)
+                    if self._is_lost(each) and self._return_within is not None:
+                        hurry_until = time.monotonic() + _SHORT_SLICES_FOR
             else:
                 wait.answered(server)
                 self.heed(server, message.header, wait, resend)
@@ -179,11 +199,23 @@ class Conversation:
             if not header.holds and resend is not None:
                 resend(server)
 
-    def _check_connection(self, server: int) -> None:
+    def _is_lost(self, server: int) -> bool:
+        """Whether a server is out of reach; raises TaskLost if it is for too long."""
         channel, lease = self.channels[server], self._lease
-        if (lost := channel.lost_for()) > (lease.last_words if channel.hung_up else lease.seconds):
-            why = "its connection ended" if channel.hung_up else f"it was out of reach for {lost:.0f} s"
+        lost = channel.lost_for()
+        if not lost:
+            return False
+        hung_up = channel.hung_up
+        # On one host, a process that is out of reach but has not ended was stopped: nobody starts it again.
+        if self._return_within is not None and (hung_up or not channel.in_place):
+            limit, why = self._return_within, f"its connection ended, and it was not back after {lost:.0f} s"
+        elif hung_up:
+            limit, why = lease.last_words, "its connection ended"
+        else:
+            limit, why = lease.seconds, f"it was out of reach for {lost:.0f} s"
+        if lost > limit:
             raise TaskLost(self._names[server], why)
+        return True
 
     def end(self, header: Leave | Fail, known: bool) -> None:
         """Tell the coordinator, and see that it has heard, if it knows this worker."""
@@ -191,7 +223,10 @@ class Conversation:
         channel.send(header)
         deadline = time.monotonic() + (self._lease.heartbeat_limit if known else 0.0)
         patience = self._lease.last_words if isinstance(header, Leave) else _FAREWELL_ALONE
-        while time.monotonic() < deadline and not channel.hung_up and channel.lost_for() <= patience:
+        returns = self._return_within is not None
+        while time.monotonic() < deadline and channel.lost_for() <= patience:
+            if channel.hung_up and not (returns and isinstance(header, Leave)):
+                break
             self._see_to(0, lambda _: channel.send(header))
             message = channel.receive(0.2)
             if message is not None and isinstance(message.header, Left | JobOver | Refused):

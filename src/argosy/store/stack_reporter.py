@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 
 from argosy.protocol.asking import LONGEST_STACKS, Stacks, StacksOffer, StacksRequest
 from argosy.stacks import format_stacks
 from argosy.wire.zmq_channel import ZmqChannel
 
-_LOOK_EVERY = 5.0  # for a connection that was made anew
+_LOOK_EVERY = 5.0  # for a connection that was made anew, and for a coordinator that was
 _LONGEST_END = 1.0
 
 
@@ -32,15 +33,22 @@ class StackReporter:
         channel = self._open_channel()
         try:
             channel.send(self._offer)
-            renewals = 0
+            renewals, offered = 0, time.monotonic()
             sources = [self._wake, *channel.descriptors()]
-            while self._wake not in select.select(sources, [], [], _LOOK_EVERY)[0]:
+            # The descriptors tell of changes only, and every use of the channel takes note of them: so what
+            # is there must be taken after each use, before they are waited for.
+            used = True
+            while self._wake not in select.select(sources, [], [], 0.0 if used else _LOOK_EVERY)[0]:
+                used = False
                 while (message := channel.receive(0.0)) is not None:
                     if isinstance(message.header, StacksRequest):
                         channel.send(Stacks(format_stacks()[:LONGEST_STACKS]))
-                if channel.renewals != renewals:
-                    renewals = channel.renewals
+                        used = True
+                # A coordinator that came back may have heard this before it knew the worker.
+                if channel.renewals != renewals or time.monotonic() - offered > _LOOK_EVERY:
+                    renewals, offered = channel.renewals, time.monotonic()
                     channel.send(self._offer)
+                    used = True
         finally:
             channel.close()
 

@@ -53,6 +53,14 @@ class Stretch:
         """There is one more."""
         self._updates[0] += 1.0
 
+    def follow(self, part: Stretch) -> None:
+        """A part of this, updated with all the others, has been updated so often."""
+        self._updates[0] = part.updates
+
+    def whole(self) -> Stretch:
+        """All of this as a part, which has its own count of steps."""
+        return Stretch(self.start, self.stop, self.parameter, self.slots, self.updates)
+
     def split(self, bounds: Sequence[int]) -> list[Stretch]:
         """This run in parts; each goes on with its own slice of the slots, and its own count of steps."""
         parts = []
@@ -70,11 +78,15 @@ Bind: TypeAlias = Callable[[Sequence[Stretch], Values], Update]
 
 @dataclass(frozen=True)
 class Rule:
-    """`needs`: the hyperparameters that must be given. `slots`: each slot's name and first value."""
+    """`needs`: the hyperparameters that must be given. `slots`: each slot's name and first value.
+
+    `counts`: whether an update is counted.
+    """
 
     needs: frozenset[str]
     slots: Callable[[Values], dict[str, float]]
     bind: Bind
+    counts: Callable[[Values], bool] = lambda values: True
 
 
 def _parameters(runs: Sequence[Stretch]) -> list[torch.Tensor]:
@@ -215,6 +227,7 @@ RULES: dict[str, Rule] = {
         frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"}),
         lambda values: {"momentum_buffer": 0.0} if values["momentum"] else {},
         _sgd,
+        lambda values: bool(values["momentum"]),
     ),
     "Adagrad": Rule(
         frozenset({"lr", "lr_decay", "weight_decay", "eps", "maximize", "initial_accumulator_value"}),

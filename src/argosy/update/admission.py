@@ -8,11 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import msgspec
 
 from argosy.modes import Async, Mode, Sync
 from argosy.protocol.decisions import Answer, Apply, Decision, Forget, Part, Push, Status
 from argosy.update.membership import Roster
+
+
+class AsyncValue(msgspec.Struct, array_like=True, tag="async"):
+    """An asynchronous policy as plain data."""
+
+    step: int
+    last_step: int | None
+    outstanding: dict[int, int]
+    held: list[Push]
+    unanswered: list[tuple[Push, Status, int]]
+
+
+class SyncValue(msgspec.Struct, array_like=True, tag="sync"):
+    """A synchronous policy as plain data."""
+
+    step: int
+    last_step: int | None
+    fresh: list[Part]
+    folded: list[Part]
+    turns: dict[int, int]
+    waiting: dict[int, Push]
+    left: dict[int, Push]
+
+
+AdmissionValue: TypeAlias = AsyncValue | SyncValue
 
 
 class Admission(Protocol):
@@ -27,6 +54,9 @@ class Admission(Protocol):
     def roster_changed(self) -> list[Decision]:
         """Somebody came, finished or is gone: what now?"""
 
+    def withdraw(self, worker: int) -> list[Decision]:
+        """Another process takes a worker's place, and brings again what was not decided: forget that."""
+
     def waited_for(self) -> Iterator[int]:
         """The workers without whom nothing goes on, in order."""
 
@@ -35,6 +65,12 @@ class Admission(Protocol):
 
     def queue(self) -> int:
         """How many gradients are held for a step to come."""
+
+    def value(self) -> AdmissionValue:
+        """All of this as plain data."""
+
+    def recall(self, value: AdmissionValue) -> None:
+        """Go on from there."""
 
 
 def admission_for(mode: Mode, roster: Roster, last_step: int | None, step: int = 0) -> Admission:
@@ -79,6 +115,17 @@ class AsyncAdmission:
         self._held: list[Push] = []
         self._unanswered: list[tuple[Push, Status, int]] = []
 
+    def value(self) -> AsyncValue:
+        """See `Admission`."""
+        return AsyncValue(self.step, self.last_step, self._outstanding, self._held, self._unanswered)
+
+    def recall(self, value: AdmissionValue) -> None:
+        """See `Admission`."""
+        assert isinstance(value, AsyncValue)
+        self.step, self.last_step = value.step, value.last_step
+        self._outstanding, self._held = dict(value.outstanding), list(value.held)
+        self._unanswered = list(value.unanswered)
+
     @property
     def _stop(self) -> bool:
         return self.last_step is not None and self.step >= self.last_step
@@ -106,13 +153,17 @@ class AsyncAdmission:
 
     def roster_changed(self) -> list[Decision]:
         """A worker that has left holds nobody back, and what it had not been answered is forgotten."""
-        awaited = set(self._roster.awaited())
+        awaited = {worker for worker in self._roster.awaited() if self._roster.is_here(worker)}
         waiting = [*self._held, *(push for push, _, _ in self._unanswered)]
         self._outstanding = {w: version for w, version in self._outstanding.items() if w in awaited}
         self._held = [push for push in self._held if push.worker in awaited]
         self._unanswered = [entry for entry in self._unanswered if entry[0].worker in awaited]
         forgotten = [Forget(push.worker, push.seq) for push in waiting if push.worker not in awaited]
         return [*forgotten, *self._drain()]
+
+    def withdraw(self, worker: int) -> list[Decision]:
+        """Nothing: it was forgotten when the worker went."""
+        return []
 
     def waited_for(self) -> Iterator[int]:
         """Those with the earliest deadlines, while somebody is held back by them."""
@@ -170,6 +221,20 @@ class SyncAdmission:
         self._folded: list[Part] = []
         self._turns: dict[int, int] = {}
         self._waiting: dict[int, Push] = {}
+        self._left: dict[int, Push] = {}  # gradients of this step whose workers were lost before the answer
+
+    def value(self) -> SyncValue:
+        """See `Admission`."""
+        collected = (self._fresh, self._folded, self._turns, self._waiting, self._left)
+        return SyncValue(self.step, self.last_step, *collected)
+
+    def recall(self, value: AdmissionValue) -> None:
+        """See `Admission`."""
+        assert isinstance(value, SyncValue)
+        self.step, self.last_step = value.step, value.last_step
+        self._fresh, self._folded = list(value.fresh), list(value.folded)
+        self._turns, self._waiting = dict(value.turns), dict(value.waiting)
+        self._left = dict(value.left)
 
     @property
     def _stop(self) -> bool:
@@ -193,8 +258,19 @@ class SyncAdmission:
         """The step may need one fewer now, and those who stay may have to run further ahead."""
         awaited = set(self._roster.awaited())
         left = [self._waiting.pop(worker) for worker in sorted(self._waiting) if worker not in awaited]
+        self._left |= {push.worker: push for push in left if push.kind == "gradient"}
         skips = [Forget(push.worker, push.seq) for push in left if push.kind == "skip"]
         return [*skips, *self._complete(), *self._run_ahead()]
+
+    def withdraw(self, worker: int) -> list[Decision]:
+        """The turn that was not answered is given back: a late second copy of it might count, too."""
+        push = self._waiting.pop(worker, None) or self._left.pop(worker, None)
+        if push is None:
+            return []
+        self._turns[worker] -= 1
+        if push.kind == "gradient":
+            self._fresh.remove(push.part)
+        return [Forget(worker, push.seq)]
 
     def waited_for(self) -> Iterator[int]:
         """Those who still have a turn in the step that others wait for."""
@@ -257,6 +333,7 @@ class SyncAdmission:
         self._fresh.clear()
         self._turns.clear()
         self._waiting.clear()
+        self._left.clear()
         for push in waiting:
             status: Status = "applied" if push.kind == "gradient" else "skipped"
             yield Answer(push.worker, push.seq, status, self.step, 0, self._stop)

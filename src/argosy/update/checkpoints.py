@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+import msgspec
+
 from argosy.protocol.saving import ShardFile
 
 
@@ -25,6 +27,15 @@ class Contents:
     files: tuple[ShardFile, ...]
     errors: tuple[str, ...]
     replicas: Mapping[int, bytes]
+
+
+class CheckpointsValue(msgspec.Struct, array_like=True):
+    """What is left of them when nobody writes: see `Checkpoints`."""
+
+    saved: int
+    due: int | None
+    over: bool
+    states: dict[int, bytes]
 
 
 class Checkpoints:
@@ -52,6 +63,16 @@ class Checkpoints:
         self._given: dict[int, bytes] = {}
         self._since: float | None = None  # when it was first asked for
         self._states: dict[int, bytes] = {}  # each replica's, as it gave it last
+
+    def value(self) -> CheckpointsValue:
+        """All that outlives a process: a checkpoint that is being made does not."""
+        due = self.latest if self._busy else self._next
+        return CheckpointsValue(self._saved, due, self._over, {**self._states, **self._given})
+
+    def recall(self, value: CheckpointsValue) -> None:
+        """Go on from there. A checkpoint that was being made is due again."""
+        self.latest = self._saved = self._tried = value.saved
+        self._next, self._over, self._states = value.due, value.over, dict(value.states)
 
     # --- when ---------------------------------------------------------------------------------------------
     @property
@@ -102,6 +123,11 @@ class Checkpoints:
             return False
         self._untold.discard(replica)
         return True
+
+    def tell_again(self, replica: int) -> None:
+        """Another process has taken a replica's place, which has not given its state, and perhaps heard."""
+        if self._busy and replica in self._awaited:
+            self._untold.add(replica)
 
     def file(self, writer: int, step: int, file: ShardFile | None, error: str) -> None:
         """A writer has written its file of the cut at `step`, or could not."""

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import msgspec
 
 from argosy.protocol.decisions import Answer, Apply, Cut, Decision, Forget, Push
-from argosy.update.admission import Admission
+from argosy.update.admission import Admission, AdmissionValue
 from argosy.update.checkpoints import Checkpoints
-from argosy.update.membership import Roster
+from argosy.update.membership import Presence, Roster, RosterValue
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -43,9 +43,10 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """A worker is known to be gone."""
+    """A worker is known to be gone; `returns`: another process will take its place, and is waited for."""
 
     worker: int
+    returns: bool = False
 
 
 class CutWanted(msgspec.Struct, frozen=True):
@@ -69,6 +70,16 @@ _OtherEvent: TypeAlias = Arrived | Finished | Lost | CutWanted | CutWritten | St
 Event: TypeAlias = Held | _OtherEvent
 
 
+class CoordinationValue(msgspec.Struct, array_like=True):
+    """What the coordinator knows, as plain data: `arriving` are (worker, number, servers, push)."""
+
+    roster: RosterValue
+    admission: AdmissionValue
+    arriving: list[tuple[int, int, list[int], Push | None]]
+    offered: list[tuple[int, int, int]]
+    arrivals: dict[int, int]
+
+
 @dataclass
 class _Arriving:
     """A push that some servers hold already."""
@@ -84,11 +95,30 @@ class Coordination:
         self.roster = roster
         self.admission = admission
         self.checkpoints: Checkpoints | None = None
+        self.replaces = False  # whether a worker that is gone is waited for until it is back
         self._servers = servers
         self._arriving: dict[tuple[int, int], _Arriving] = {}
         # worker, life -> the highest sequence number offered
         self._offered: dict[tuple[int, int], int] = {}
         self._arrivals: dict[int, int] = {}  # worker -> how often it has come
+
+    def value(self) -> CoordinationValue:
+        """All of this, but for the checkpoints."""
+        arriving = [(*key, sorted(each.servers), each.push) for key, each in self._arriving.items()]
+        offered = [(*life, seq) for life, seq in self._offered.items()]
+        return CoordinationValue(
+            self.roster.value(), self.admission.value(), arriving, offered, self._arrivals
+        )
+
+    def recall(self, value: CoordinationValue) -> None:
+        """Go on from there; the policy is that of the same mode."""
+        self.roster.recall(value.roster)
+        self.admission.recall(value.admission)
+        self._arriving = {
+            (worker, seq): _Arriving(set(servers), push) for worker, seq, servers, push in value.arriving
+        }
+        self._offered = {(worker, life): seq for worker, life, seq in value.offered}
+        self._arrivals = dict(value.arrivals)
 
     def on(self, event: Event) -> list[Decision]:
         """What follows from an event."""
@@ -101,7 +131,7 @@ class Coordination:
             if isinstance(decision, Answer) and checkpoints.tell(decision.worker):
                 decision = msgspec.structs.replace(decision, cut=True)
             result.append(decision)
-            if isinstance(decision, Apply) and checkpoints.take(decision.step, self.roster.present()):
+            if isinstance(decision, Apply) and checkpoints.take(decision.step, self.roster.in_training()):
                 result.append(Cut(decision.step))
         if self.roster.everyone_left() and checkpoints.finish(self.admission.step):
             result.append(Cut(self.admission.step))
@@ -121,16 +151,26 @@ class Coordination:
                 self.admission.stop()
                 return []
             case Arrived(worker):
-                # It may be back before anybody noticed that it had gone.
-                earlier = self._decide(Lost(worker)) if self.roster.is_here(worker) else []
-                self.roster.arrive(worker)
-                self._arrivals[worker] = self._arrivals.get(worker, 0) + 1
-                return earlier
+                return self._arrive(worker)
             case Finished(worker):
                 self.roster.finish(worker)
-            case Lost(worker):
-                self.roster.lose(worker)
+            case Lost(worker, returns):
+                if returns and self.roster[worker] is Presence.PRESENT:  # not one that brings nothing more
+                    self.roster.expect_back(worker)
+                else:
+                    self.roster.lose(worker)
         return [*self._abandon(event.worker), *self.admission.roster_changed()]
+
+    def _arrive(self, worker: int) -> list[Decision]:
+        # It may be back before anybody noticed that it had gone.
+        here = self.roster.is_here(worker)
+        decisions = self._decide(Lost(worker, self.replaces)) if here else []
+        decisions += self.admission.withdraw(worker)
+        if self.checkpoints is not None:
+            self.checkpoints.tell_again(worker)
+        self.roster.arrive(worker)
+        self._arrivals[worker] = self._arrivals.get(worker, 0) + 1
+        return decisions
 
     def base_seq(self, worker: int) -> int:
         """Where a worker that has just arrived starts to count its pushes.

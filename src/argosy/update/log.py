@@ -32,13 +32,22 @@ class Log(Generic[T]):
             self._kept.append(entry)
         return self.last
 
-    def acknowledge(self, follower: int, index: int) -> None:
-        """A follower has taken every entry up to this one."""
+    def acknowledge(self, follower: int, index: int) -> range:
+        """A follower has taken every entry up to this one; the indices of those that nobody needs now."""
         if not self._acknowledged[follower] < index <= self.last:
-            return  # it was said before, or is not true
+            return range(0)  # it was said before, or is not true
         self._acknowledged[follower] = index
-        for _ in range(len(self._kept) - (self.last - min(self._acknowledged.values()))):
+        first = self.last - len(self._kept) + 1
+        needed = min(self._acknowledged.values()) + 1
+        for _ in range(first, needed):
             self._kept.popleft()
+        return range(first, needed)
+
+    def recall(self, last: int, kept: Iterable[T]) -> None:
+        """Go on where an earlier process of the writer was: these are the latest entries, up to `last`."""
+        self.last = last
+        self._kept.extend(kept)
+        self._acknowledged = dict.fromkeys(self._acknowledged, last - len(self._kept))
 
     def after(self, index: int) -> Iterator[tuple[int, T]]:
         """The entries after this one, with their indices; those that everybody has are gone."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
+import msgspec
+
 
 class Presence(Enum):
     """Where a worker stands."""
@@ -12,8 +14,16 @@ class Presence(Enum):
     EXPECTED = "not arrived yet"
     PRESENT = "in the job"
     LEAVING = "about to leave"
+    RETURNING = "gone, to be started again"
     FINISHED = "finished"
     GONE = "gone"
+
+
+class RosterValue(msgspec.Struct, array_like=True):
+    """A roster as plain data."""
+
+    presence: dict[int, Presence]
+    last_out: int | None
 
 
 class Roster:
@@ -23,6 +33,16 @@ class Roster:
         self._presence = dict.fromkeys(range(workers), Presence.EXPECTED)
         self._awaited = tuple(self._presence)
         self._last_out: int | None = None  # the last of those present who has left
+
+    def value(self) -> RosterValue:
+        """All of this."""
+        return RosterValue(self._presence, self._last_out)
+
+    def recall(self, value: RosterValue) -> None:
+        """Go on from there."""
+        self._presence = dict(value.presence)
+        self._last_out = value.last_out
+        self._count_awaited()
 
     def __getitem__(self, worker: int) -> Presence:
         return self._presence[worker]
@@ -46,11 +66,18 @@ class Roster:
         """A worker is known to be gone."""
         self._stands(worker, Presence.GONE)
 
+    def expect_back(self, worker: int) -> None:
+        """A worker is gone, and another process will take its place."""
+        self._stands(worker, Presence.RETURNING)
+
     def _stands(self, worker: int, presence: Presence) -> None:
         if self._presence[worker] is Presence.PRESENT:
             self._last_out = worker
         self._presence[worker] = presence
-        here = (Presence.EXPECTED, Presence.PRESENT)
+        self._count_awaited()
+
+    def _count_awaited(self) -> None:
+        here = (Presence.EXPECTED, Presence.PRESENT, Presence.RETURNING)
         self._awaited = tuple(w for w, p in self._presence.items() if p in here)
 
     def awaited(self) -> tuple[int, ...]:
@@ -76,6 +103,18 @@ class Roster:
     def missing(self) -> list[int]:
         """Those that have not arrived yet."""
         return [w for w, p in self._presence.items() if p is Presence.EXPECTED]
+
+    def returning(self) -> list[int]:
+        """Those that are gone, and will come back."""
+        return [w for w, p in self._presence.items() if p is Presence.RETURNING]
+
+    def in_training(self) -> list[int]:
+        """Those that have begun to train and have not ended: they are here, or will come back."""
+        return [w for w, p in self._presence.items() if p is Presence.RETURNING or self.is_here(w)]
+
+    def remaining(self) -> int:
+        """How many are not gone for good."""
+        return sum(p is not Presence.GONE for p in self._presence.values())
 
     def everyone_left(self) -> bool:
         """Whether nobody brings anything any more."""

@@ -73,8 +73,9 @@ class Listener(Protocol):
 class Channel(Protocol):
     """A client's way to one server."""
 
-    # Whether the tensors of answers of one kind come to the same memory every time.
-    in_place: bool
+    @property
+    def in_place(self) -> bool:
+        """Whether the tensors of answers of one kind come to the same memory every time."""
 
     @property
     def renewals(self) -> int:

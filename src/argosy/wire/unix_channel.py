@@ -296,8 +296,9 @@ class UnixChannel:
         except ConnectionResetError:
             message = None
         if message is None:
+            if self._lost_since is not None:  # nothing more will come: do not let a caller spin
+                time.sleep(min(timeout, 0.1))
             self._lose()
-            time.sleep(min(timeout, 0.1))  # nothing more will come: do not let a caller spin
         return message
 
     def _wait_at_most(self, seconds: float) -> int:

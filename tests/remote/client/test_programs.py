@@ -277,7 +277,7 @@ def test_devices_that_are_not_there(capfd: pytest.CaptureFixture[str]) -> None:
                     assert torch.ones(2).sum().item() == 2
             with pytest.raises(ConfigError, match="job of the cluster"):
                 argosy.device("/job:ps").__enter__()
-    assert capfd.readouterr().err.count("does not exist: its operations run on") == 1
+    assert capfd.readouterr().err.count("does not exist: operations placed there run on") == 1
 
 
 def test_several_clients_share_a_cluster() -> None:

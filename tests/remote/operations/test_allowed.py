@@ -18,6 +18,7 @@ from argosy.remote.client.shape_inference import Unsupported
 from argosy.remote.operations.allowed import ALLOWED, find_operation
 from argosy.remote.operations.instructions import DEFINE, Template
 from argosy.remote.operations.preconditions import CHECKS
+from argosy.torch_private import schema_of
 
 HERE = "/job:local/task:0"
 TASK = "/job:worker/task:0"
@@ -37,6 +38,14 @@ def test_the_list_holds_arithmetic_on_dense_tensors_only() -> None:
 
 def test_each_check_is_of_an_operation_on_the_list() -> None:
     assert CHECKS.keys() <= {name.removeprefix("aten::").partition(".")[0] for name in ALLOWED} | {"random"}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_each_check_takes_arguments_that_the_operation_has(name: str) -> None:
+    """Others would be None in every call, and nothing of them would be checked."""
+    packet = getattr(torch.ops.aten, name)
+    forms = [schema_of(getattr(packet, overload)) for overload in packet.overloads()]
+    assert {*CHECKS[name][1].split()} <= {argument.name for form in forms for argument in form.arguments}
 
 
 @pytest.mark.parametrize(

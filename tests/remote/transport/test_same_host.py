@@ -122,7 +122,7 @@ def test_a_message_in_pieces_is_whole_in_the_end() -> None:
     ("data", "why"),
     [
         (struct.pack("<IiB", 0, -1, 0), "at most"),
-        (struct.pack("<IiBQ", 1, -1, 0, 2**40), "larger than it may be"),
+        (struct.pack("<IiBQ", 1, -1, 0, 2**40), "larger than the limit"),
     ],
 )
 def test_what_may_not_be_believed_is_not(data: bytes, why: str) -> None:

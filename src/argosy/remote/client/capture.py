@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from argosy.remote.client.recording import (
     LocalRecorder,
     NotReplayable,
     Recording,
+    replaced,
     tensors_in,
 )
 from argosy.remote.operations.instructions import ALIAS, RECORD, REPLAY, UNRECORD
@@ -117,31 +119,24 @@ class Captured(Generic[P, R]):
         known = [each for reference in self._known.values() if (each := reference()) is not None]
         recording = Recording(client, [*known, *(each for each in leaves if isinstance(each, RemoteTensor))])
         del known
+        client.recording = client.observer = recording
         try:
-            return self._recorded(client, tapes, recording, leaves, args, kwargs)
+            try:
+                with LocalRecorder(recording):
+                    returned = self._function(*args, **kwargs)
+            finally:
+                client.recording = client.observer = None
+                recording.watch.stop()
+                gc.collect()  # a tensor that only a reference cycle holds must not count as kept
+                client.stop_tapes()
+            plan = _Plan(client, recording)
+            self._build(plan, tapes, leaves, returned)
+            return plan, returned
         finally:
             client.end_recording()
             self._note(recording.watch.leaves(), leaves)
 
-    def _recorded(
-        self,
-        client: Client,
-        tapes: Mapping[Outbox, Any],
-        recording: Recording,
-        leaves: Sequence[Any],
-        args: Any,
-        kwargs: Any,
-    ) -> tuple[_Plan, R]:
-        client.recording = client.observer = recording
-        try:
-            with LocalRecorder(recording):
-                returned = self._function(*args, **kwargs)
-        finally:
-            client.recording = client.observer = None
-            recording.watch.stop()
-            gc.collect()  # a tensor that only a reference cycle holds must not count as kept
-            client.stop_tapes()
-        plan = _Plan(client, recording)
+    def _build(self, plan: _Plan, tapes: Mapping[Outbox, Any], leaves: Sequence[Any], returned: R) -> None:
         try:
             if self._unused > _MANY:
                 raise NotReplayable("it reads gradients or numbers that differ from call to call")
@@ -151,8 +146,7 @@ class Captured(Generic[P, R]):
             if not self._said:
                 self._said = True
                 name = getattr(self._function, "__qualname__", "the function")
-                say(f"capture: {name} is not replayed, it runs as it is: {error}")
-        return plan, returned
+                say(f"capture: {name} runs without being replayed: {error}")
 
 
 def _signature(leaf: Any) -> Any:
@@ -272,14 +266,14 @@ class _Plan:
                 outbox.retired.append((UNRECORD, self._number))
 
 
+@dataclass
 class _Message:
     """One replay for one task, while it is made."""
 
-    def __init__(self) -> None:
-        self.feeds: list[tuple[int, Any, int, int]] = []
-        self.frames: list[torch.Tensor] = []
-        self.binds: list[tuple[int, int]] = []
-        self.outputs: list[tuple[int, int]] = []
+    feeds: list[tuple[int, Any, int, int]] = field(default_factory=list)
+    frames: list[torch.Tensor] = field(default_factory=list)
+    binds: list[tuple[int, int]] = field(default_factory=list)
+    outputs: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, number: int, tensor: torch.Tensor) -> None:
         packing, frames = pack(tensor)
@@ -287,16 +281,14 @@ class _Message:
         self.frames += frames
 
 
+@dataclass(frozen=True)
 class _Output:
     """One leaf of the function's result."""
 
-    def __init__(
-        self, value: Any, number: int | None, meta: TensorMeta | None, device: RemoteDevice | None
-    ) -> None:
-        self.value = value
-        self.number = number
-        self.meta = meta
-        self.device = device
+    value: Any
+    number: int | None = None
+    meta: TensorMeta | None = None
+    device: RemoteDevice | None = None
 
     @classmethod
     def of(cls, value: Any, made: set[int]) -> _Output:
@@ -304,7 +296,7 @@ class _Output:
         if isinstance(value, RemoteTensor) and value.handle.number in made:
             handle = value.handle
             return cls(None, handle.number, handle.meta, handle.device)
-        return cls(value, None, None, None)
+        return cls(value)
 
     def renew(self, client: Client, messages: dict[Outbox, _Message], env: dict[int, Any]) -> Any:
         if self.number is None or self.device is None or self.meta is None:
@@ -325,12 +317,6 @@ def _rename(client: Client, tensor: RemoteTensor) -> None:
 def _repeat(call: LocalCall, env: dict[int, Any]) -> None:
     """Repeat a local operation with the tensors of this replay."""
     with torch.no_grad():
-        returned = call.func(*_now(call.args, env), **{n: _now(v, env) for n, v in call.kwargs.items()})
+        returned = call.func(*replaced(call.args, env), **replaced(call.kwargs, env))
     for old, new in zip(tensors_in(call.returned), tensors_in(returned), strict=True):
         env[id(old)] = new
-
-
-def _now(value: Any, env: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return env.get(id(value), value)
-    return type(value)(_now(each, env) for each in value) if type(value) in (list, tuple) else value

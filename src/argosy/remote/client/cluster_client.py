@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +22,7 @@ from argosy.protocol.remote_work import Attach, Attached, CutOff, Detach, Fault,
 from argosy.remote.client import call_sites
 from argosy.remote.client.connections import Connections, PendingReply
 from argosy.remote.client.device_name import DeviceName
+from argosy.remote.client.dispatch import OperationCall
 from argosy.remote.client.gradient_tracking import WarmupObserver
 from argosy.remote.client.handle import RemoteDevice
 from argosy.remote.client.outbox import Outbox
@@ -31,17 +31,8 @@ from argosy.remote.client.recording import Recording
 from argosy.remote.client.seeds import Seeds
 from argosy.remote.client.shape_inference import InferredOperation, InferredOutput, results_of
 from argosy.remote.client.transfer import Transfer
-from argosy.remote.operations.instructions import (
-    DEFINE,
-    FETCH,
-    FORGET,
-    PROBE,
-    REPORT,
-    SEEN,
-    WAIT,
-    Template,
-    write_argument,
-)
+from argosy.remote.operations import instructions as codes
+from argosy.remote.operations.instructions import Template, write_argument
 from argosy.remote.transport.tensor_codec import frame_count, unpack
 from argosy.wire.message import Message
 
@@ -119,7 +110,7 @@ class Client:
         for task in cluster.tasks():
             if (found := self._arrivals[str(task)]).task != str(task):
                 raise ConfigError(
-                    f"address of {task}", f"{task}", f"{found.task}", "is the cluster the same everywhere?"
+                    f"address of {task}", f"{task}", f"{found.task}", "do all tasks have the same cluster?"
                 )
             self.connections.use_local_connection(str(task), cluster.address(task))
             outbox = self.outboxes[str(task)] = Outbox(str(task), self.connections)
@@ -249,7 +240,7 @@ class Client:
     def _raise(self, fault: Fault) -> NoReturn:
         if fault.number >= 0 and fault.task in self.outboxes:
             with self.lock:  # the task need not report it again at the end
-                self.outboxes[fault.task].batch.extend((SEEN, fault.number))
+                self.outboxes[fault.task].batch.extend((codes.SEEN, fault.number))
         if fault.lost:
             raise TaskLost(fault.task, "the value that the client waits for depends on it")
         raise RemoteError(
@@ -266,7 +257,7 @@ class Client:
         for position, each in enumerate(tensors):
             by_post.setdefault(each.handle.device.outbox, []).append(position)
         asked = [
-            (self._ask(outbox, FETCH, None, [tensors[p].handle.number for p in positions]), positions)
+            (self._ask(outbox, codes.FETCH, None, [tensors[p].handle.number for p in positions]), positions)
             for outbox, positions in by_post.items()
         ]
         self.flush()
@@ -283,7 +274,7 @@ class Client:
 
     def request_progress(self, outboxes: Iterable[Outbox]) -> list[PendingReply]:
         """Ask tasks to answer when they have read what was sent until now."""
-        return [self._ask(outbox, FETCH, None, []) for outbox in outboxes]
+        return [self._ask(outbox, codes.FETCH, None, []) for outbox in outboxes]
 
     def wait_for_progress(self, asked: Sequence[PendingReply]) -> None:
         """Wait for these answers."""
@@ -291,42 +282,28 @@ class Client:
             self._wait(answer)
 
     def probe(
-        self,
-        inferred: InferredOperation,
-        device: RemoteDevice,
-        tensors: Sequence[Any],
-        floats: Sequence[float],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        self, call: OperationCall, device: RemoteDevice, inferred: InferredOperation
     ) -> tuple[list[InferredOutput], int]:
         """Let the task run an operation and describe its results; returns these and the first number."""
         template = inferred.templates.get(device)
         if template is None:
-            template = self.define(inferred, device, args, kwargs)
-        with self.lock:
-            first = self.number
-            self.number += _MOST_RESULTS
-        numbers = [each.handle.number for each in tensors]
+            template = self.define(call, device, inferred)
+        first = self.take_numbers(_MOST_RESULTS)
+        numbers = [each.handle.number for each in call.tensors]
         site = call_sites.here()
-        answer = self._ask(device.outbox, PROBE, None, template, first, site, numbers, list(floats))
+        answer = self._ask(device.outbox, codes.PROBE, None, template, first, site, numbers, call.floats)
         self.flush()
         message = self._wait(answer)
         if len(message.header.results) > _MOST_RESULTS:
-            raise RemoteError(
-                device.outbox.name,
-                inferred.name,
-                f"more than {_MOST_RESULTS} results",
-                call_sites.describe(site),
-                "",
-            )
+            why = f"more than {_MOST_RESULTS} results"
+            raise RemoteError(device.outbox.name, inferred.name, why, call_sites.describe(site))
         return [InferredOutput.read(wire) for wire in message.header.results], first
 
     def synchronize(self) -> None:
         """Wait until every task has done all its work; raises the first error that was not reported yet."""
-        asked = [self._ask(outbox, WAIT, None) for outbox in self.outboxes.values() if not outbox.lost]
+        asked = [self._ask(outbox, codes.WAIT, None) for outbox in self.outboxes.values() if not outbox.lost]
         self.flush()
-        for answer in asked:
-            self._wait(answer)
+        self.wait_for_progress(asked)
 
     def ran(self, task: str) -> dict[str, int]:
         """How often a task has run each operation for this client, as the task counts."""
@@ -338,7 +315,7 @@ class Client:
         return values, size
 
     def _report(self, task: str) -> list[Any]:
-        answer = self._ask(self.device(DeviceName.parse(task)).outbox, REPORT, None)
+        answer = self._ask(self.device(DeviceName.parse(task)).outbox, codes.REPORT, None)
         self.flush()
         return self._wait(answer).header.results
 
@@ -349,12 +326,10 @@ class Client:
             with self.lock:
                 self.inferred = {}
                 for outbox in self.outboxes.values():
-                    outbox.batch.append(FORGET)
+                    outbox.batch.append(codes.FORGET)
         self.inferred[key] = inferred
 
-    def define(
-        self, inferred: InferredOperation, device: RemoteDevice, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> int:
+    def define(self, call: OperationCall, device: RemoteDevice, inferred: InferredOperation) -> int:
         """Define a template on a task; returns its number."""
         self._check_open()
         device.outbox.check()
@@ -366,8 +341,8 @@ class Client:
             template = Template(
                 number,
                 inferred.name,
-                [write_argument(each, vary) for each in args],
-                {name: write_argument(each, vary) for name, each in kwargs.items() if name != "pin_memory"},
+                [write_argument(each, vary) for each in call.args],
+                {n: write_argument(each, vary) for n, each in call.kwargs.items() if n != "pin_memory"},
                 inferred.inputs,
                 inferred.floats,
                 device.kind,
@@ -376,7 +351,7 @@ class Client:
                 inferred.random,
                 inferred.grad,
             )
-            device.outbox.batch.extend((DEFINE, template))
+            device.outbox.batch.extend((codes.DEFINE, template))
             inferred.templates[device] = number
             self.widths[number] = (inferred.inputs, inferred.floats, inferred.made)
         if self._log is not None:
@@ -403,13 +378,13 @@ class Client:
         wanted = f"{task}/{kind}"
         if not self._soft:
             raise ConfigError(
-                "device", f"one that {task} has: {have}", wanted, "or connect(allow_soft_placement=True)"
+                "device", f"one that {task} has: {have}", wanted, "or use connect(allow_soft_placement=True)"
             )
         fallback = self._devices.get((task, "cpu:0"))
         assert fallback is not None
         if wanted not in self._softened:
             self._softened.add(wanted)
-            say(f"{wanted} does not exist: its operations run on {fallback}")
+            say(f"{wanted} does not exist: operations placed there run on {fallback}")
         return fallback
 
     # --- the end ------------------------------------------------------------------------------------------
@@ -433,9 +408,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, where: object) -> None:
         try:
             if kind is None:
                 self.synchronize()

@@ -27,12 +27,14 @@ def connect(
     its CPU.
     """
     address = _read_target(target)
-    seconds = wait if wait is not None else _wait_of_environment()
+    if wait is None:
+        text = os.environ.get(variable("wait"), "")
+        wait = read_seconds("wait", text) if text else DEFAULT_WAIT
     client = Client(
         address,
         log_device_placement=log_device_placement,
         allow_soft_placement=allow_soft_placement,
-        wait=seconds,
+        wait=wait,
     )
     open_clients.append(client)
     return client
@@ -43,17 +45,10 @@ def _read_target(target: str | None) -> Address:
         return Address.parse(target.rpartition("//")[2], "target")
     text = os.environ.get(variable("cluster"), "")
     if not text:
-        raise ConfigError(
-            "target", "host:port of a task", "none", "or start the program with argosy run --serve"
-        )
+        raise ConfigError("target", "host:port of a task", "none", "pass one, or use argosy run --serve")
     try:
         cluster = ClusterSpec(json.loads(text))
     except json.JSONDecodeError as error:
         raise ConfigError(variable("cluster"), "a JSON object", f"{text[:60]!r} ({error})") from None
     jobs = [job for job in ("worker", *cluster.jobs) if cluster.count(job)]
     return cluster.address(next(cluster.tasks(jobs[0])))
-
-
-def _wait_of_environment() -> float:
-    text = os.environ.get(variable("wait"), "")
-    return read_seconds("wait", text) if text else DEFAULT_WAIT

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,8 @@ from argosy.errors import WireError
 from argosy.events import say
 from argosy.protocol.header import Header
 from argosy.protocol.remote_work import Work
-from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender, connect
+from argosy.remote.transport import same_host
+from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender
 from argosy.shared_memory.bells import hear, new_bell, ring
 from argosy.torch_private import without_dispatch
 from argosy.wire.message import Message
@@ -90,16 +90,16 @@ class Connections:
     def use_local_connection(self, task: str, address: Address) -> None:
         """If a task is on this host, send its work over a Unix socket from now on."""
         try:
-            there = connect(address, TO_TASK, self._identity)
+            there = same_host.connect(address, TO_TASK, self._identity)
         except OSError:
             return
         try:
-            back = connect(address, FROM_TASK, self._identity)
+            back = same_host.connect(address, FROM_TASK, self._identity)
         except OSError:
             there.close()
             return
         # No limit on unread bytes: the task may wait for another task, whose work has not been sent yet.
-        self._senders[task] = SameHostSender(there, _until_ready, most=math.inf)
+        self._senders[task] = SameHostSender(there, same_host.wait_for_receiver, most=math.inf)
         self._receivers[back.fileno()] = (task, SameHostReceiver(back))
         self._poller.register(back.fileno(), select.POLLIN)
 
@@ -169,7 +169,7 @@ class Connections:
         except EOFError:
             pass  # the network channel reports the loss of a task
         except WireError as error:
-            say(f"from {task}, message dropped: {error}")
+            say(f"dropped a message from {task}: {error}")
         self._poller.unregister(receiver.fileno())
         del self._receivers[receiver.fileno()]
         receiver.close()
@@ -181,7 +181,7 @@ class Connections:
                 with without_dispatch():  # this thread may be inside a device scope
                     message = channel.receive(0)
             except WireError as error:
-                say(f"from {task}, message dropped: {error}")
+                say(f"dropped a message from {task}: {error}")
                 continue
             if message is None:
                 break
@@ -204,10 +204,3 @@ class Connections:
         for _, receiver in self._receivers.values():
             receiver.close()
         os.close(self._wake)
-
-
-def _until_ready(sock: socket.socket, to_send: bool) -> None:
-    """Wait until a task reads on."""
-    waiting = select.poll()
-    waiting.register(sock, select.POLLOUT if to_send else select.POLLIN)
-    waiting.poll(1000)

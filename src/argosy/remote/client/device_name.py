@@ -70,8 +70,3 @@ class DeviceName:
         else:
             task = Task(self.job, self.task or 0)
         return task, f"{self.kind or 'cpu'}:{self.index or 0}"
-
-
-def full_name(task: str, device: str) -> str:
-    """`/job:worker/task:1/cpu:0`."""
-    return f"{task}/{device}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from argosy.remote.client.active_scope import current_client, scope
@@ -52,13 +51,11 @@ class device:  # noqa: N801
         self._before.append((*before, mode))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         scope.device, scope.name, mode = self._before.pop()
         if mode is not None:
             scope.watched = False
-            mode.__exit__(kind, error, where)  # type: ignore[no-untyped-call]
+            mode.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def placed(*args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ the same for every call of a signature is inferred once. Only operations whose r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -38,9 +38,6 @@ from argosy.torch_private import (
     set_neg,
     without_dispatch,
 )
-
-if TYPE_CHECKING:
-    from argosy.remote.client.cluster_client import Client
 
 _TRUE, _FALSE = object(), object()
 _CPU = torch.device("cpu")
@@ -140,7 +137,7 @@ class RemoteTensor(torch.Tensor):
             "state",
             "ordinary tensors",
             f"one on {self.handle.device}",
-            "argosy.fetch() brings a whole state here",
+            "call argosy.fetch() first: it fetches a whole state",
         )
 
     @property
@@ -220,21 +217,30 @@ def on_device(tensor: torch.Tensor, device: RemoteDevice) -> torch.Tensor:
     return wrap(transfer.copy(tensor.handle, device)).clone()
 
 
-class Signature:
-    """The arguments of a call: `key` is its signature; tensors and floats vary from call to call."""
+class OperationCall:
+    """A call of an operation. `key` is its signature; tensors and floats vary from call to call."""
 
-    __slots__ = ("floats", "func", "generator", "key", "ordinary", "tensors")
+    __slots__ = ("args", "floats", "func", "generator", "key", "kwargs", "ordinary", "tensors")
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
         self.func = func
+        self.args = args
+        self.kwargs = kwargs or {}
         # Some kernels save more while autograd records.
         self.key: list[Any] = [id(func) if is_grad_enabled() else -id(func)]
         self.tensors: list[RemoteTensor] = []
         self.floats: list[float] = []
         self.ordinary = False
         self.generator = False
+        for each in args:
+            self._add(each)
+        if kwargs:
+            for name, each in kwargs.items():
+                if name != "device" and name != "pin_memory":
+                    self.key.append(name)
+                    self._add(each)
 
-    def add(self, value: Any) -> None:
+    def _add(self, value: Any) -> None:
         kind = type(value)
         if kind is RemoteTensor:
             self.key.append(value.handle.meta)
@@ -264,32 +270,25 @@ class Signature:
         self.key.append(len(values))
         for each in values:
             if each is None or isinstance(each, torch.Tensor):
-                self.add(each)
+                self._add(each)
             else:
                 self.key.append((type(each), each))
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
     """Run an operation on its device."""
-    signature = Signature(func)
-    for each in args:
-        signature.add(each)
-    if kwargs:
-        for name, each in kwargs.items():
-            if name != "device" and name != "pin_memory":
-                signature.key.append(name)
-                signature.add(each)
-    if signature.ordinary or signature.generator or not signature.tensors:
-        return _uncommon(func, args, kwargs or {}, signature)
-    tensors = signature.tensors
+    call = OperationCall(func, args, kwargs)
+    tensors = call.tensors
+    if call.ordinary or call.generator or not tensors:
+        return _uncommon(call)
     device = tensors[0].handle.device
     client = device.client
-    key = tuple(signature.key)
+    key = tuple(call.key)
     inferred = client.inferred.get(key)
     if inferred is None:
         if func in _SCALARS:
             return client.fetch([tensors[0]])[0].item()
-        inferred = infer(func, args, kwargs or {}, tensors, len(signature.floats))
+        inferred = infer(call)
         client.keep_inferred(key, inferred)
     together = True
     for each in tensors:
@@ -302,15 +301,15 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> A
         if is_grad_enabled() and any(each.requires_grad for each in tensors):
             _remember(chosen)
         if inferred.foreach and not together:
-            return client.transfer.split(func, args, kwargs or {})
+            return client.transfer.split(call)
         if not together or chosen is not device:
             if inferred.alias:
                 return wrap(tensors[0].handle)
-            return client.transfer.run_at(func, args, kwargs or {}, chosen, bool(inferred.mutates))
-    return issue(client, device, inferred, tensors, signature.floats, args, kwargs)
+            return client.transfer.run_at(func, args, call.kwargs, chosen, bool(inferred.mutates))
+    return issue(call, device, inferred)
 
 
-def dispatch_at(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, device: RemoteDevice) -> Any:
+def dispatch_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
     """As `dispatch`, with all tensors on one device, which is used whatever the scope says."""
     before, scope.device = scope.device, None
     forward, scope.forward = scope.forward, None
@@ -321,29 +320,22 @@ def dispatch_at(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, d
         scope.forward = forward
 
 
-def issue(
-    client: Client,
-    device: RemoteDevice,
-    inferred: InferredOperation,
-    tensors: Sequence[RemoteTensor],
-    floats: Sequence[float],
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
-) -> Any:
+def issue(call: OperationCall, device: RemoteDevice, inferred: InferredOperation) -> Any:
     """Add the instruction to the batch, and return the tensors that the operation returns."""
+    client, tensors = device.client, call.tensors
     if inferred.alias:
         return wrap(tensors[0].handle)
     if inferred.decompose:
-        return inferred.func.decompose(*args, **(kwargs or {}))
+        return inferred.func.decompose(*call.args, **call.kwargs)
     if inferred.probe:
-        return _probe(client, device, inferred, tensors, floats, args, kwargs)
+        return _probe(call, device, inferred)
     if inferred.probe_once and not inferred.made:
         return _returned(inferred, device, tensors, 0)
     if inferred.random:
         client.keep_seeds(device)
     template = inferred.templates.get(device)
     if template is None:
-        template = client.define(inferred, device, args, kwargs or {})
+        template = client.define(call, device, inferred)
     if (observer := client.observer) is not None:
         observer.note(inferred, tensors, device)
     outbox, connections = device.outbox, client.connections
@@ -352,7 +344,7 @@ def issue(
     with client.lock:
         first = client.number
         client.number = first + inferred.made
-        outbox.batch.extend((template, site, first, *numbers, *floats))
+        outbox.batch.extend((template, site, first, *numbers, *call.floats))
         if len(outbox.batch) > FULL:
             outbox.flush()
     if connections.asleep:
@@ -368,10 +360,10 @@ def issue(
     for position in inferred.mutates:
         tensors[position].handle.storage.version += 1
     if inferred.reshapes:
-        _reshape(inferred, tensors, args, kwargs)
+        _reshape(call, inferred)
     returned = _returned(inferred, device, tensors, first)
     if inferred.whole:
-        returned.handle.origin = (tensors[0].handle, inferred.func, args[1:], kwargs or {})
+        returned.handle.origin = (tensors[0].handle, inferred.func, call.args[1:], call.kwargs)
     if observer is not None:
         observer.note_made(returned)
     return returned
@@ -415,19 +407,14 @@ def _assemble(shape: Any, made: Any) -> Any:
     return kind(_assemble(each, made) for each in parts)
 
 
-def _reshape(
-    inferred: InferredOperation,
-    tensors: Sequence[RemoteTensor],
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
-) -> None:
+def _reshape(call: OperationCall, inferred: InferredOperation) -> None:
     """An operation such as `t_` changes the shape of its tensor, so the tensor here changes too."""
     if torch.Tag.inplace_view not in inferred.func.tags:
         raise Unsupported(f"{inferred.name}: a remote tensor cannot be resized in place")
     with without_dispatch():
-        inferred.func(*args, **(kwargs or {}))
-    tensor, bits = tensors[0], tensors[0].handle.meta.bits
-    tensor.handle.meta = meta_of(tuple(tensor.shape), tensor.stride(), tensor.dtype, bits)
+        inferred.func(*call.args, **call.kwargs)
+    tensor = call.tensors[0]
+    tensor.handle.meta = meta_of(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.handle.meta.bits)
     tensor.handle.offset = int(tensor.storage_offset())
 
 
@@ -467,44 +454,32 @@ def _remember(chosen: RemoteDevice) -> None:
 
 
 # --- uncommon calls ---------------------------------------------------------------------------------------
-def _uncommon(func: Any, args: Sequence[Any], kwargs: dict[str, Any], signature: Signature) -> Any:
+def _uncommon(call: OperationCall) -> Any:
     """There are local tensors or a generator among the arguments, or no tensors."""
     wanted = scope.device
     node = current_node() if wanted is not None else None
     if node is not None:
-        wanted = (scope.forward or {}).get(sequence_number(node), wanted if signature.tensors else None)
-    remote = signature.tensors[0].handle.device if signature.tensors else wanted
+        wanted = (scope.forward or {}).get(sequence_number(node), wanted if call.tensors else None)
+    remote = call.tensors[0].handle.device if call.tensors else wanted
     if remote is None:
-        return func(*args, **kwargs)
-    return remote.client.transfer.uncommon(func, args, kwargs, signature, wanted)
+        return call.func(*call.args, **call.kwargs)
+    return remote.client.transfer.uncommon(call, wanted)
 
 
-def _probe(
-    client: Client,
-    device: RemoteDevice,
-    inferred: InferredOperation,
-    tensors: Sequence[RemoteTensor],
-    floats: Sequence[float],
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
-) -> Any:
+def _probe(call: OperationCall, device: RemoteDevice, inferred: InferredOperation) -> Any:
     """Let the task run it, and wait for the description of its results."""
     if inferred.random:
-        client.keep_seeds(device)
+        device.client.keep_seeds(device)
     for position in inferred.mutates:
-        tensors[position].handle.storage.version += 1
-    outputs, first = client.probe(inferred, device, tensors, floats, args, kwargs or {})
+        call.tensors[position].handle.storage.version += 1
+    outputs, first = device.client.probe(call, device, inferred)
     if inferred.probe_once:
         set_outputs(inferred, outputs)
-    made: list[Any] = []
     joint = RemoteStorage() if inferred.joint else None
-    for number, output in enumerate(outputs):
-        if output.same_as >= 0:
-            made.append(tensors[output.same_as])
-        elif output.meta is None:
-            made.append(output.constant)
-        else:
-            made.append(_new(output, device, tensors, first + number, True, joint))
+    made = [
+        each.constant if each.meta is None else _new(each, device, call.tensors, first + number, True, joint)
+        for number, each in enumerate(outputs)
+    ]
     returns = schema_of(inferred.func).returns
     if len(returns) == 1 and not str(returns[0].type).startswith("List"):
         return made[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +17,15 @@ if TYPE_CHECKING:
     from argosy.remote.client.outbox import Outbox
 
 
+@dataclass(slots=True, eq=False)
 class TensorMeta:
     """Shape, strides and dtype. Equal ones are the same object, so they are compared by identity."""
 
-    __slots__ = ("bits", "dtype", "nbytes", "shape", "stride")
-
-    def __init__(
-        self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, bits: tuple[bool, bool]
-    ) -> None:
-        self.shape = shape
-        self.stride = stride
-        self.dtype = dtype
-        self.bits = bits  # conjugated, negated: torch's lazy flags
-        self.nbytes = math.prod(shape) * dtype.itemsize
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    bits: tuple[bool, bool]  # conjugated, negated: torch's lazy flags
+    nbytes: int
 
 
 _METAS: dict[Any, TensorMeta] = {}
@@ -44,7 +41,7 @@ def meta_of(
     key = (shape, stride, dtype, bits)
     found = _METAS.get(key)
     if found is None:
-        found = _METAS.setdefault(key, TensorMeta(shape, stride, dtype, bits))
+        found = _METAS.setdefault(key, TensorMeta(*key, math.prod(shape) * dtype.itemsize))
     return found
 
 
@@ -63,32 +60,26 @@ class RemoteDevice:
         return self.name
 
 
+@dataclass(slots=True, eq=False)
 class RemoteStorage:
     """Memory that a tensor shares with its views; `version` counts the writes."""
 
-    __slots__ = ("version",)
-
-    def __init__(self) -> None:
-        self.version = 0
+    version: int = 0
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Handle:
     """A value on a device."""
 
-    __slots__ = ("__weakref__", "copies", "device", "meta", "number", "offset", "origin", "storage")
-
-    def __init__(
-        self, number: int, meta: TensorMeta, device: RemoteDevice, storage: RemoteStorage, offset: int = 0
-    ) -> None:
-        self.number = number
-        self.meta = meta
-        self.device = device
-        self.storage = storage
-        self.offset = offset
-        # Of a view of all of another value: that value, the operation, and its other arguments.
-        self.origin: tuple[Handle, Any, Sequence[Any], dict[str, Any]] | None = None
-        # Copies on other devices, each with the version of the storage that it was made from.
-        self.copies: dict[RemoteDevice, tuple[int, Handle]] | None = None
+    number: int
+    meta: TensorMeta
+    device: RemoteDevice
+    storage: RemoteStorage
+    offset: int = 0
+    # Of a view of all of another value: that value, the operation, and its other arguments.
+    origin: tuple[Handle, Any, Sequence[Any], dict[str, Any]] | None = None
+    # Copies on other devices, each with the version of the storage that it was made from.
+    copies: dict[RemoteDevice, tuple[int, Handle]] | None = None
 
     def __del__(self) -> None:
         self.device.outbox.dropped.append(self.number)

@@ -12,6 +12,7 @@ from argosy.remote.client.active_scope import current_client, scope
 from argosy.remote.client.device_name import DeviceName
 from argosy.remote.client.dispatch import RemoteTensor, Send, on_device
 from argosy.remote.client.handle import RemoteDevice
+from argosy.remote.client.recording import tensors_in
 from argosy.torch_private import buffers_of, parameters_of
 
 T = TypeVar("T")
@@ -54,8 +55,7 @@ def _place_module(module: torch.nn.Module, device: RemoteDevice) -> None:
 
 def fetch(what: T) -> T:
     """A tensor, or a list, tuple or mapping of them, with ordinary tensors in place of remote ones."""
-    found: dict[int, RemoteTensor] = {}
-    _collect(what, found)
+    found = {id(each): each for each in tensors_in(what) if isinstance(each, RemoteTensor)}
     by_client: dict[Any, list[RemoteTensor]] = {}
     for tensor in found.values():
         by_client.setdefault(tensor.handle.device.client, []).append(tensor)
@@ -63,17 +63,6 @@ def fetch(what: T) -> T:
     for client, tensors in by_client.items():
         values.update(zip(map(id, tensors), client.fetch(tensors), strict=True))
     return _replace_remote(what, values)  # type: ignore[no-any-return]
-
-
-def _collect(what: Any, found: dict[int, RemoteTensor]) -> None:
-    if isinstance(what, RemoteTensor):
-        found[id(what)] = what
-    elif isinstance(what, Mapping):
-        for each in what.values():
-            _collect(each, found)
-    elif isinstance(what, list | tuple):
-        for each in what:
-            _collect(each, found)
 
 
 def _replace_remote(what: Any, values: dict[int, torch.Tensor]) -> Any:

@@ -7,7 +7,7 @@ on local tensors are noted, to be done again at each replay.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ class Recording:
         if func is LOCAL_SCALAR:
             if id(args[0]) in self._written_here:
                 self.trouble = (
-                    "it reads a number that changes at every step (an optimizer's count? use fused=True)"
+                    "it reads a number that changes at every step (an optimizer's step count? use fused=True)"
                 )
             self.guards.append((args[0], returned))
             return
@@ -239,6 +239,17 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from tensors_in(each)
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for each in value.values():
             yield from tensors_in(each)
+
+
+def replaced(value: Any, others: Mapping[int, Any]) -> Any:
+    """Arguments or results with other tensors in the place of some, which are known by their `id`."""
+    if isinstance(value, torch.Tensor):
+        return others.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(replaced(each, others) for each in value)
+    if type(value) is dict:
+        return {name: replaced(each, others) for name, each in value.items()}
+    return value

@@ -34,18 +34,16 @@ class Seeds:
 
     def follow(self, device: RemoteDevice) -> None:
         """Call this before a random operation on a device."""
+        generator = torch.default_generator
         with without_dispatch():
-            self._follow(device, torch.default_generator)
-
-    def _follow(self, device: RemoteDevice, generator: torch.Generator) -> None:
-        if not torch.equal(generator.get_state(), self._state):
-            state, seed = generator.get_state(), generator.initial_seed()
-            is_fresh = torch.equal(state, torch.Generator().manual_seed(seed).get_state())
-            self._seed = seed if is_fresh else _digest(bytes(bytes_of(state)))
-            self._seeded.clear()
-            # Draw once, so that a new `manual_seed` with the same seed changes the state.
-            torch.empty(1).uniform_(generator=generator)
-            self._state = generator.get_state()
+            if not torch.equal(generator.get_state(), self._state):
+                state, seed = generator.get_state(), generator.initial_seed()
+                is_fresh = torch.equal(state, torch.Generator().manual_seed(seed).get_state())
+                self._seed = seed if is_fresh else _digest(bytes(bytes_of(state)))
+                self._seeded.clear()
+                # Draw once, so that a new `manual_seed` with the same seed changes the state.
+                torch.empty(1).uniform_(generator=generator)
+                self._state = generator.get_state()
         if device.outbox not in self._seeded:
             seed = self._seed if not self._seeded else _digest(f"{self._seed} {device.outbox.name}".encode())
             self._seeded.add(device.outbox)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +17,7 @@ from argosy.remote.client.handle import RemoteDevice, TensorMeta, meta_of
 from argosy.remote.operations.allowed import ALLOWED
 from argosy.remote.operations.instructions import Result
 from argosy.remote.operations.kernel import flatten
-from argosy.remote.operations.mutation import has_joint_results, mutated
+from argosy.remote.operations.mutation import argument_names, has_joint_results, mutated
 from argosy.remote.transport.tensor_codec import dtype_name, dtype_of
 from argosy.torch_private import (
     KERNEL_DEPENDENT,
@@ -27,6 +28,9 @@ from argosy.torch_private import (
     storage_key,
     without_dispatch,
 )
+
+if TYPE_CHECKING:
+    from argosy.remote.client.dispatch import OperationCall
 
 aten = torch.ops.aten
 
@@ -59,24 +63,15 @@ class Unsupported(RuntimeError):
     """An operation that remote devices do not support; the message names it."""
 
 
+@dataclass(slots=True)
 class InferredOutput:
     """One result of an operation."""
 
-    __slots__ = ("constant", "meta", "offset", "same_as", "view_of")
-
-    def __init__(
-        self,
-        meta: TensorMeta | None = None,
-        view_of: int = -1,
-        offset: int = 0,
-        same_as: int = -1,
-        constant: Any = None,
-    ) -> None:
-        self.meta = meta  # of a new tensor
-        self.view_of = view_of  # the input whose memory it shares
-        self.offset = offset  # from the beginning of that input
-        self.same_as = same_as  # the input that it is
-        self.constant = constant  # a result that is not a tensor
+    meta: TensorMeta | None = None  # of a new tensor
+    view_of: int = -1  # the input whose memory it shares
+    offset: int = 0  # from the beginning of that input
+    same_as: int = -1  # the input that it is
+    constant: Any = None  # a result that is not a tensor
 
     @classmethod
     def read(cls, wire: Sequence[Any]) -> InferredOutput:
@@ -88,60 +83,33 @@ class InferredOutput:
         return cls(meta, view_of, offset)
 
 
+@dataclass(slots=True, eq=False)
 class InferredOperation:
     """What is known of an operation with one signature."""
 
-    __slots__ = (
-        "absolute",
-        "alias",
-        "decompose",
-        "floats",
-        "foreach",
-        "func",
-        "grad",
-        "inputs",
-        "is_view",
-        "joint",
-        "made",
-        "mutates",
-        "name",
-        "outputs",
-        "probe",
-        "probe_once",
-        "random",
-        "reshapes",
-        "shape",
-        "single",
-        "stays",
-        "templates",
-        "whole",
-    )
-
-    def __init__(self, func: Any) -> None:
-        self.func = func
-        self.name = func.name()
-        self.grad = torch.is_grad_enabled()
-        self.inputs = 0
-        self.floats = 0
-        self.outputs: list[InferredOutput] = []
-        self.shape: Any = None  # of the result: None for a single one, else nested sequences
-        self.made = 0  # how many outputs are new values
-        # Of the only output, if it is new and not a view: the common case.
-        self.single: TensorMeta | None = None
-        self.mutates: tuple[int, ...] = ()
-        self.stays: tuple[int, ...] = ()  # of `mutates`, those whose device decides where it runs
-        self.joint = has_joint_results(func)
-        self.reshapes = False  # it changes the shape of a tensor that it writes to
-        self.absolute = False  # the offsets of its views count from the beginning of the storage
-        self.is_view = False
-        self.whole = False  # a view of all elements, in another shape
-        self.alias = func in _ALIASES
-        self.decompose = False
-        self.probe = False  # its results are unknown until it has run
-        self.probe_once = False  # they are the same at every call, so it is probed once
-        self.foreach = self.name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s"))
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.templates: dict[RemoteDevice, int] = {}
+    func: Any
+    inputs: int
+    floats: int
+    name: str
+    grad: bool  # whether autograd records
+    alias: bool
+    joint: bool
+    random: bool
+    foreach: bool
+    outputs: list[InferredOutput] = field(default_factory=list)
+    shape: Any = None  # of the result: None for a single one, else nested sequences
+    made: int = 0  # how many outputs are new values
+    single: TensorMeta | None = None  # of the only output, if it is new and not a view: the common case
+    mutates: tuple[int, ...] = ()
+    stays: tuple[int, ...] = ()  # of `mutates`, those whose device decides where it runs
+    reshapes: bool = False  # it changes the shape of a tensor that it writes to
+    absolute: bool = False  # the offsets of its views count from the beginning of the storage
+    is_view: bool = False
+    whole: bool = False  # a view of all elements, in another shape
+    decompose: bool = False
+    probe: bool = False  # its results are unknown until it has run
+    probe_once: bool = False  # they are the same at every call, so it is probed once
+    templates: dict[RemoteDevice, int] = field(default_factory=dict)
 
 
 def shapes_depend_on_floats(func: Any) -> bool:
@@ -149,25 +117,33 @@ def shapes_depend_on_floats(func: Any) -> bool:
     return any(word in func.name() for word in _SHAPED_BY_FLOATS)
 
 
-def infer(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence[Any], floats: int
-) -> InferredOperation:
-    """Infer the results of an operation; `tensors` are its tensors, in the order of the arguments."""
-    inferred = InferredOperation(func)
-    inferred.inputs, inferred.floats = len(tensors), floats
+def infer(call: OperationCall) -> InferredOperation:
+    """Infer the results of a call that is the first with its signature."""
+    func, args, kwargs, order = call.func, call.args, call.kwargs, call.tensors
+    name = func.name()
+    inferred = InferredOperation(
+        func,
+        len(order),
+        len(call.floats),
+        name,
+        torch.is_grad_enabled(),
+        alias=func in _ALIASES,
+        joint=has_joint_results(func),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        foreach=name.startswith(("aten::_foreach", "aten::_fused_a", "aten::_fused_s")),
+    )
     if inferred.alias:
         return inferred
-    if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"):
+    if has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU"):
         # Seen in inference mode only; otherwise torch has decomposed it before.
         inferred.decompose = True
         return inferred
-    if func.name() not in ALLOWED:
+    if name not in ALLOWED:
         raise Unsupported(
-            f"{func.name()} is not among the operations of PyTorch that remote devices run; "
+            f"{name} is not among the operations of PyTorch that remote devices run; "
             "bring its tensors here with cpu(), and place the results"
         )
-    metas = {id(each): _meta_tensor(each.handle.meta) for each in tensors}
-    order = list(tensors)
+    metas = {id(each): _meta_tensor(each.handle.meta) for each in order}
     inferred.mutates = _positions(order, mutated(func, args, kwargs, torch.is_tensor))
     inferred.stays = _positions(order, mutated(func, args, kwargs, torch.is_tensor, side_effects=False))
     if func in _ALWAYS_PROBE or func in _PROBE_ONCE:
@@ -175,12 +151,13 @@ def infer(
         inferred.probe_once = func in _PROBE_ONCE
         return inferred
     if func is aten.as_strided.default:
-        return _as_strided(inferred, args, tensors)
+        return _as_strided(inferred, args, order)
     try:
         # Operations on meta tensors are not part of a program that is being recorded.
         with warnings.catch_warnings(), without_dispatch():
             warnings.simplefilter("ignore")
-            returned = func(*_map(args, metas), **_map_kwargs(kwargs, metas))
+            given = {name: each for name, each in kwargs.items() if name != "pin_memory"}
+            returned = func(*_map(args, metas), **_map(given, metas))
     except Exception:
         if not schema_of(func).returns:  # it only writes, as fused optimizers do
             inferred.outputs = [InferredOutput()]
@@ -199,7 +176,7 @@ def infer(
 
 def _asked_for(func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Any) -> Any:
     """The gradients that the mask of a backward operation asks for; on meta tensors it may return all."""
-    names = [argument.name for argument in schema_of(func).arguments]
+    names = argument_names(func)
     if "output_mask" not in names:
         return returned
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -273,13 +250,11 @@ def _map(value: Any, metas: dict[int, torch.Tensor]) -> Any:
         return metas[id(value)]
     if isinstance(value, list | tuple):
         return type(value)(_map(each, metas) for each in value)
+    if isinstance(value, dict):
+        return {name: _map(each, metas) for name, each in value.items()}
     if isinstance(value, torch.device):
         return torch.device("meta")
     return value
-
-
-def _map_kwargs(kwargs: dict[str, Any], metas: dict[int, torch.Tensor]) -> dict[str, Any]:
-    return {name: _map(each, metas) for name, each in kwargs.items() if name != "pin_memory"}
 
 
 def _positions(tensors: Sequence[torch.Tensor], some: Iterable[torch.Tensor]) -> tuple[int, ...]:

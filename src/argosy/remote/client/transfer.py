@@ -16,12 +16,12 @@ import torch
 
 from argosy.events import say
 from argosy.remote.client import call_sites
-from argosy.remote.client.dispatch import RemoteTensor, Signature, dispatch_at, issue, wrap
+from argosy.remote.client.dispatch import OperationCall, RemoteTensor, dispatch_in_place, issue, wrap
 from argosy.remote.client.handle import Handle, RemoteDevice, RemoteStorage, device_with_most_bytes, meta_of
-from argosy.remote.client.recording import tensors_in
+from argosy.remote.client.recording import replaced, tensors_in
 from argosy.remote.client.shape_inference import infer
 from argosy.remote.operations.instructions import EXPECT, PUT, SEND
-from argosy.remote.operations.mutation import mutated
+from argosy.remote.operations.mutation import argument_names, mutated
 from argosy.remote.transport.tensor_codec import dense_strides, pack
 from argosy.torch_private import current_node, schema_of, version_of
 
@@ -41,27 +41,23 @@ class Transfer:
         self._lazy = False
         self._sent: dict[int, tuple[Any, int, dict[RemoteDevice, Handle]]] = {}
 
-    def bring(
-        self, args: Sequence[Any], kwargs: dict[str, Any] | None, device: RemoteDevice
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The arguments with every remote tensor on one device."""
-        moved = {name: self._bring(each, device) for name, each in (kwargs or {}).items()}
-        return [self._bring(each, device) for each in args], moved
-
-    def _bring(self, value: Any, device: RemoteDevice) -> Any:
+    def bring(self, value: Any, device: RemoteDevice) -> Any:
+        """Arguments with every tensor on one device."""
         if type(value) is RemoteTensor:
             return value if value.handle.device is device else wrap(self.copy(value.handle, device))
         if isinstance(value, torch.Tensor):
             return wrap(self.put(value, device))
         if type(value) in (list, tuple):
-            return type(value)(self._bring(each, device) for each in value)
+            return type(value)(self.bring(each, device) for each in value)
+        if type(value) is dict:
+            return {name: self.bring(each, device) for name, each in value.items()}
         return value
 
     def copy(self, handle: Handle, device: RemoteDevice) -> Handle:
         """A copy of a value on another device; the same one again until the value is written to."""
         if handle.device.client is not device.client:
             raise RuntimeError(
-                f"a tensor on {handle.device} belongs to another client: fetch it, and place it with this one"
+                f"a tensor on {handle.device} belongs to another client: fetch it, then place it"
             )
         known = handle.copies.get(device) if handle.copies is not None else None
         client, there, here = self._client, device.outbox, handle.device.outbox
@@ -96,7 +92,7 @@ class Transfer:
     def _view_there(self, origin: Any, device: RemoteDevice) -> Handle:
         """The same view of a copy on another device: the copy travels once for all its views."""
         base, func, args, kwargs = origin
-        viewed: Handle = dispatch_at(func, [wrap(self.copy(base, device)), *args], kwargs, device).handle
+        viewed: Handle = dispatch_in_place(func, [wrap(self.copy(base, device)), *args], kwargs).handle
         return viewed
 
     def put(self, tensor: torch.Tensor, device: RemoteDevice) -> Handle:
@@ -145,28 +141,22 @@ class Transfer:
         return handle
 
     # --- uncommon calls -----------------------------------------------------------------------------------
-    def uncommon(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        signature: Signature,
-        wanted: RemoteDevice | None,
-    ) -> Any:
+    def uncommon(self, call: OperationCall, wanted: RemoteDevice | None) -> Any:
         """Run a call with local tensors or a generator, or without tensors."""
+        func, args, kwargs = call.func, call.args, call.kwargs
         writes = list(mutated(func, args, kwargs, torch.is_tensor))
         here = any(not hasattr(each, "handle") for each in writes)
-        if here or signature.generator or self._is_view_of_ordinary(func, signature):
-            return self._run_here(func, args, kwargs, writes, signature, wanted)
+        if here or call.generator or _is_view_of_ordinary(call):
+            return self._run_here(call, writes, wanted)
         if stays := list(mutated(func, args, kwargs, torch.is_tensor, side_effects=False)):
             device = stays[0].handle.device
         elif wanted is not None:
             device = wanted
         else:
-            device = device_with_most_bytes(signature.tensors)
-        if not signature.tensors and not signature.ordinary:
-            return self._factory(func, args, kwargs, device)
-        if func is torch.ops.aten.lift_fresh.default and not signature.tensors:
+            device = device_with_most_bytes(call.tensors)
+        if not call.tensors and not call.ordinary:
+            return self._factory(call, device)
+        if func is torch.ops.aten.lift_fresh.default and not call.tensors:
             return wrap(self.put(args[0], device))
         return self.run_at(func, args, kwargs, device, bool(writes))
 
@@ -176,38 +166,27 @@ class Transfer:
         """Run an operation on a device with copies of its arguments; those that it writes are copied back."""
         if self._client.observer is not None:
             self._client.observer.note_leaves(tensors_in((args, kwargs)))
-        brought = self.bring(args, kwargs, device)
-        returned = dispatch_at(func, *brought, device)
+        mine, more = self.bring(args, device), self.bring(kwargs, device)
+        returned = dispatch_in_place(func, mine, more)
         if not writes:
             return returned
-        pairs = zip(
-            mutated(func, args, kwargs, torch.is_tensor),
-            mutated(func, *brought, torch.is_tensor),
-            strict=True,
-        )
-        moved = {id(there): (mine, there) for mine, there in pairs if mine is not there}
-        for mine, there in moved.values():
-            mine.copy_(there)
-        return _replace(returned, {key: mine for key, (mine, _) in moved.items()})
+        written = mutated(func, args, kwargs, torch.is_tensor)
+        pairs = zip(written, mutated(func, mine, more, torch.is_tensor), strict=True)
+        moved = {id(there): (own, there) for own, there in pairs if own is not there}
+        for own, there in moved.values():
+            own.copy_(there)
+        return replaced(returned, {key: own for key, (own, _) in moved.items()})
 
-    @staticmethod
-    def _is_view_of_ordinary(func: Any, signature: Signature) -> bool:
-        """A view shares memory with its tensor, and so cannot be made on another device."""
-        if signature.tensors or not signature.ordinary or func is torch.ops.aten.lift_fresh.default:
-            return False
-        return any(each.alias_info is not None for each in schema_of(func).returns)
-
-    def _factory(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: RemoteDevice) -> Any:
+    def _factory(self, call: OperationCall, device: RemoteDevice) -> Any:
         """Run an operation that has no tensors among its arguments, and makes one."""
-        names = [argument.name for argument in schema_of(func).arguments]
+        func, args, kwargs = call.func, call.args, call.kwargs
+        names = argument_names(func)
         if "device" not in names:
             return func(*args, **kwargs)
         if _called_by(_LAZY):
             if not self._lazy:
                 self._lazy = True
-                say(
-                    "UninitializedParameter: a lazy module stays local; argosy.place() it after its first run"
-                )
+                say("a lazy module is local until its first forward pass: call argosy.place() after that")
             return func(*args, **kwargs)
         asked = kwargs.get("device")
         if asked is not None and torch.device(asked).type == "meta":
@@ -215,45 +194,34 @@ class Transfer:
         kwargs = {**kwargs, "device": torch.device("cpu"), "pin_memory": None}
         if "pin_memory" not in names:
             del kwargs["pin_memory"]
-        signature = Signature(func)
-        for each in args:
-            signature.add(each)
-        for name, each in kwargs.items():
-            signature.key.append(name)
-            signature.add(each)
-        key = tuple(signature.key)
+        call = OperationCall(func, args, kwargs)
+        key = tuple(call.key)
         inferred = self._client.inferred.get(key)
         if inferred is None:
-            inferred = infer(func, args, kwargs, [], len(signature.floats))
+            inferred = infer(call)
             self._client.keep_inferred(key, inferred)
-        return issue(self._client, device, inferred, [], signature.floats, args, kwargs)
+        return issue(call, device, inferred)
 
-    def _run_here(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        writes: Sequence[Any],
-        signature: Signature,
-        wanted: RemoteDevice | None,
-    ) -> Any:
+    def _run_here(self, call: OperationCall, writes: Sequence[Any], wanted: RemoteDevice | None) -> Any:
         """Run it in the client, because what it writes to, or its generator, is there."""
-        remote = signature.tensors
+        remote = call.tensors
         values = dict(zip(map(id, remote), self._client.fetch(remote), strict=True)) if remote else {}
-        returned = func(*_replace(args, values), **_replace_kwargs(kwargs, values))
+        returned = call.func(*replaced(call.args, values), **replaced(call.kwargs, values))
         back: dict[int, Any] = {}
         for each in writes:
             if hasattr(each, "handle"):
                 each.copy_(values[id(each)])
                 back[id(values[id(each)])] = each
         device = wanted or (remote[0].handle.device if remote else None)
-        if device is None or not signature.generator:
-            return _replace(returned, back)
-        return _each(returned, lambda t: back.get(id(t)) if id(t) in back else wrap(self.put(t, device)))
+        if device is not None and call.generator:
+            for each in tensors_in(returned):
+                if id(each) not in back:
+                    back[id(each)] = wrap(self.put(each, device))
+        return replaced(returned, back)
 
-    def split(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def split(self, call: OperationCall) -> Any:
         """Run an operation on lists of tensors, once for each of their devices."""
-        lists = [each for each in args if isinstance(each, list | tuple) and each]
+        lists = [each for each in call.args if isinstance(each, list | tuple) and each]
         length = len(lists[0])
         places: dict[RemoteDevice, list[int]] = {}
         for position, tensor in enumerate(lists[0]):
@@ -265,13 +233,20 @@ class Transfer:
                 whole = isinstance(value, list | tuple) and len(value) == length
                 return [value[each] for each in positions] if whole else value
 
-            mine = [part(each) for each in args]
-            more = {name: part(each) for name, each in kwargs.items()}
-            returned = self.run_at(func, mine, more, device, True)
+            mine = [part(each) for each in call.args]
+            more = {name: part(each) for name, each in call.kwargs.items()}
+            returned = self.run_at(call.func, mine, more, device, True)
             if isinstance(returned, list | tuple) and len(returned) == len(positions):
                 for position, each in zip(positions, returned, strict=True):
                     made[position] = each
-        return made if schema_of(func).returns else None
+        return made if schema_of(call.func).returns else None
+
+
+def _is_view_of_ordinary(call: OperationCall) -> bool:
+    """A view shares memory with its tensor, and so cannot be made on another device."""
+    if call.tensors or not call.ordinary or call.func is torch.ops.aten.lift_fresh.default:
+        return False
+    return any(each.alias_info is not None for each in schema_of(call.func).returns)
 
 
 def _called_by(file: str) -> bool:
@@ -284,19 +259,3 @@ def _called_by(file: str) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _replace(value: Any, values: dict[int, Any]) -> Any:
-    return _each(value, lambda tensor: values.get(id(tensor), tensor))
-
-
-def _replace_kwargs(kwargs: dict[str, Any], values: dict[int, Any]) -> dict[str, Any]:
-    return {name: _replace(each, values) for name, each in kwargs.items()}
-
-
-def _each(value: Any, change: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(_each(each, change) for each in value)
-    return value

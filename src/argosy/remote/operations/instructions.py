@@ -24,6 +24,7 @@ arguments: constants, and placeholders for tensors and floats.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -120,19 +121,15 @@ def write_argument(value: Any, floats_vary: bool) -> Any:
     raise TypeError(f"an argument that cannot travel: {type(value).__name__} {value!r:.60}")
 
 
+@dataclass(slots=True)
 class TensorPlaceholder:
     """Stands for a tensor that comes with the instruction; numbered in the order of reading."""
 
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    number: int
 
 
 class FloatPlaceholder(TensorPlaceholder):
     """Stands for a float."""
-
-    __slots__ = ()
 
 
 class ArgumentReader:

@@ -18,7 +18,7 @@ from argosy.remote.operations.instructions import (
     Template,
     TensorPlaceholder,
 )
-from argosy.remote.operations.mutation import has_joint_results, mutated
+from argosy.remote.operations.mutation import argument_names, has_joint_results, mutated
 from argosy.remote.operations.preconditions import Check, precondition_of
 from argosy.remote.transport.tensor_codec import dtype_name
 from argosy.torch_private import has_kernel, overload_name, schema_of
@@ -147,11 +147,10 @@ class Kernel:
         if not is_plain or "out" not in packet.overloads():
             return None
         found = packet.out
-        names = [argument.name for argument in schema_of(operation).arguments]
         # Without a kernel of its own it would compute elsewhere, and copy.
         is_kernel = has_kernel(found.name(), "CPU")
-        takes = [argument.name for argument in schema_of(found).arguments]
-        return found.op if is_kernel and takes == [*names, "out"] else None
+        takes = argument_names(found)
+        return found.op if is_kernel and takes == [*argument_names(operation), "out"] else None
 
     def _draw(self, args: list[Any], kwargs: dict[str, Any], generator: torch.Generator) -> Any:
         if self._draws:
@@ -194,23 +193,18 @@ def _with_generator(operation: Any, template: Template) -> tuple[Any, bool]:
     """The operation, or its form with a generator, and whether it takes one."""
     if not template.random:
         return operation, False
-    if any(argument.name == "generator" for argument in schema_of(operation).arguments):
+    names = argument_names(operation)
+    if "generator" in names:
         template.kwargs.pop("generator", None)
-        return operation, len(template.args) <= _position(operation, "generator")
+        return operation, len(template.args) <= names.index("generator")
     packet = operation.overloadpacket
     suffix = {"default": "generator", "low": "low_generator"}.get(overload_name(operation))
     if suffix is not None and suffix in packet.overloads():
         other = getattr(packet, suffix)
-        names = [argument.name for argument in schema_of(other).arguments if argument.name != "generator"]
-        mine = [argument.name for argument in schema_of(operation).arguments]
         keyword = next(a for a in schema_of(other).arguments if a.name == "generator").kwarg_only
-        if names == mine and keyword:
+        if keyword and [name for name in argument_names(other) if name != "generator"] == names:
             return other, True
     return operation, False
-
-
-def _position(operation: Any, name: str) -> int:
-    return [argument.name for argument in schema_of(operation).arguments].index(name)
 
 
 def _varies(value: Any) -> bool:

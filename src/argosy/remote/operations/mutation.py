@@ -51,10 +51,15 @@ def _written_arguments(operation: Any) -> tuple[_WrittenArgument, ...]:
     )
 
 
+def argument_names(operation: Any) -> list[str]:
+    """The names of an operation's arguments, in order."""
+    return [argument.name for argument in schema_of(operation).arguments]
+
+
 @functools.cache
 def _training(operation: Any) -> int:
     """The position of the argument `training`; -1 without one."""
-    names = [argument.name for argument in schema_of(operation).arguments]
+    names = argument_names(operation)
     return names.index("training") if "training" in names else -1
 
 

@@ -233,7 +233,7 @@ class ClientSession:
         outputs: Sequence[Value] = (),
         after: Sequence[WorkItem] = (),
     ) -> None:
-        """SegmentRun a item now or when its time has come."""
+        """Run an item now, or as soon as what it waits for is done."""
         if writes and self.exchange.outgoing:
             self.exchange.flush()  # its items ran at once, so the scheduler does not know what they read
         if self.scheduler.add(item, reads, writes, after):
@@ -254,7 +254,7 @@ class ClientSession:
         floats: Sequence[float],
         site: int,
     ) -> None:
-        """SegmentRun an operation; its outputs, and what it writes to, hold the result or the fault."""
+        """Run an operation; its outputs, and what it writes to, hold the result or the fault."""
         tensors = []
         for value in inputs:
             if value.fault is not None or value.storage.fault is not None:
@@ -342,18 +342,12 @@ class ClientSession:
         kernel = self.templates[number]
         values = [self.values[each] for each in inputs]
         reads, writes = self._reads_and_writes(kernel, values)
-        item = WorkItem(lambda: self._probe(request, kernel, values, floats, first, site))
+        item = WorkItem(lambda: self.answer(self._probe(request, kernel, values, floats, first, site)))
         self.submit(item, reads, writes)
 
     def _probe(
-        self,
-        request: int,
-        kernel: Kernel,
-        inputs: list[Value],
-        floats: list[float],
-        first: int,
-        site: int,
-    ) -> None:
+        self, request: int, kernel: Kernel, inputs: list[Value], floats: list[float], first: int, site: int
+    ) -> Reply:
         """Run an operation whose results are unknown before it runs, and describe them to the client."""
         tensors = [value.tensor for value in inputs]
         fault = next((f for v in inputs if (f := v.fault or v.storage.fault) is not None), None)
@@ -372,7 +366,7 @@ class ClientSession:
                         self.values[first + number] = value
             except Exception as error:
                 fault = self.faults.add(kernel.name, site, error)
-        self.answer(Reply(request, [] if fault else results, fault))
+        return Reply(request, [] if fault else results, fault)
 
     def record(
         self, plan: int, records: list[Any], feeds: list[int], kept: list[int], made: list[int], _: Any

@@ -20,7 +20,8 @@ from argosy.cluster.spec import Address
 from argosy.errors import WireError
 from argosy.events import say
 from argosy.protocol.remote_work import Parcel, Work
-from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender, connect
+from argosy.remote.transport import same_host
+from argosy.remote.transport.same_host import FROM_TASK, TO_TASK, SameHostReceiver, SameHostSender
 from argosy.shared_memory.bells import hear, new_bell, ring
 
 Frames = Sequence[torch.Tensor]
@@ -85,9 +86,8 @@ class LocalConnections:
         with self._lock:
             if task not in self._senders and not self._closed:
                 try:
-                    self._senders[task] = SameHostSender(
-                        connect(address(), TO_TASK, self._client), self._while_full
-                    )
+                    sock = same_host.connect(address(), TO_TASK, self._client)
+                    self._senders[task] = SameHostSender(sock, self._while_full)
                 except OSError:
                     self._senders[task] = None
             return self._senders.get(task)
@@ -95,9 +95,7 @@ class LocalConnections:
     def _while_full(self, sock: socket.socket, to_send: bool) -> None:
         """The receiver reads nothing at the moment, perhaps because it waits for this task to read."""
         if threading.get_ident() != self._thread:
-            waiting = select.poll()
-            waiting.register(sock, select.POLLOUT if to_send else select.POLLIN)
-            waiting.poll(1000)
+            same_host.wait_for_receiver(sock, to_send)
             return
         self._poller.register(sock, select.POLLOUT if to_send else select.POLLIN)
         try:

@@ -150,7 +150,7 @@ class Program:
         for number, task, register in step.received:
             values[register] = session.exchange.expect(number, task, turn)
         replay = ReplayState(session, turn, registers, values)
-        work = [_work_item(each, replay) for each in self.executors]
+        work = [WorkItem(partial(each.run, replay), each.heavy) for each in self.executors]
         visible = self._make_visible(values, registers, work)
         for number, (executor, item) in enumerate(zip(self.executors, work, strict=True)):
             reads = [values[register] for register in self._reads[number]]
@@ -220,7 +220,3 @@ class _VisibleValues:
             [sorted(each.reads & new) for each in segments],
             [sorted((each.writes | some) & new) for each, some in zip(segments, filled, strict=True)],
         )
-
-
-def _work_item(executor: SegmentExecutor, replay: ReplayState) -> WorkItem:
-    return WorkItem(lambda: executor.run(replay), executor.heavy)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,20 +25,17 @@ if TYPE_CHECKING:
 _MANY = 64
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """Memory that several values may share: its last writer, the readers since, and the error of a failed
     write.
     """
 
-    __slots__ = ("fault", "on_write", "readers", "resident", "writer")
-
-    def __init__(self, writer: WorkItem | None = None) -> None:
-        self.writer = writer
-        self.readers: list[WorkItem] = []
-        self.fault: Fault | None = None
-        # What to do before the next write; and the send buffer in which it lives, if it does.
-        self.on_write: Callable[[], object] | None = None
-        self.resident: ResidentTensor | None = None
+    writer: WorkItem | None = None
+    readers: list[WorkItem] = field(init=False, default_factory=list)
+    fault: Fault | None = None
+    on_write: Callable[[], object] | None = None  # what to do before the next write
+    resident: ResidentTensor | None = None  # the send buffer in which it lives, if it does
 
     def before_writing(self) -> None:
         """Call this before its memory is written to."""
@@ -46,39 +44,35 @@ class Storage:
             on_write()
 
 
+@dataclass(slots=True, eq=False)
 class Value:
     """A tensor: computed, still to be computed, or failed."""
 
-    __slots__ = ("fault", "maker", "storage", "tensor")
-
-    def __init__(self, storage: Storage, maker: WorkItem | None = None) -> None:
-        self.tensor: Any = None
-        self.storage = storage
-        self.maker = maker  # a view has a maker other than the writer of its storage
-        self.fault: Fault | None = None
-
-
-class WorkItem:
-    """Work that was submitted: an operation, a segment or a message. `run` handles its own errors."""
-
-    __slots__ = ("done", "heavy", "missing", "run", "sends", "urgent", "waiters")
-
-    def __init__(self, run: Callable[[], object], heavy: bool = False) -> None:
-        self.run = run
-        self.heavy = heavy
-        self.missing = 0
-        self.done = False
-        self.sends = False  # it reads its tensors until its message has left, and is finished only then
-        self.urgent = False  # the client waits for it: it goes before others that are ready
-        self.waiters: list[WorkItem] = []
-
-    def release(self) -> None:
-        """Free what `run` holds: values still refer to this item as their maker or reader."""
-        self.run = _nothing
+    storage: Storage
+    maker: WorkItem | None = None  # a view has a maker other than the writer of its storage
+    tensor: Any = None
+    fault: Fault | None = None
 
 
 def _nothing() -> None:
     pass
+
+
+@dataclass(slots=True, eq=False)
+class WorkItem:
+    """Work that was submitted: an operation, a segment or a message. `run` handles its own errors."""
+
+    run: Callable[[], object] = _nothing
+    heavy: bool = False
+    missing: int = 0
+    done: bool = False
+    sends: bool = False  # it reads its tensors until its message has left, and is finished only then
+    urgent: bool = False  # the client waits for it: it goes before others that are ready
+    waiters: list[WorkItem] = field(init=False, default_factory=list)
+
+    def release(self) -> None:
+        """Free what `run` holds: values still refer to this item as their maker or reader."""
+        self.run = _nothing
 
 
 class Scheduler:

@@ -7,6 +7,7 @@ sent. The functions here are called when a segment is built, and return its call
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,18 +38,17 @@ Registers = list[Any]
 Call = Callable[[Registers, "SegmentRun"], None]
 
 
+@dataclass
 class ReplayState:
     """One replay of a captured step: its values, and the errors of some of them."""
 
-    def __init__(
-        self, session: ClientSession, turn: int, registers: Registers, values: dict[int, Value]
-    ) -> None:
-        self.session = session
-        self.turn = turn
-        self.registers = registers
-        self.values = values  # of the registers that come from outside or are visible there
-        self.faults: dict[int, Fault] = {}  # by register
-        self.failed_memory: dict[int, Fault] = {}  # memory that a failed operation was to write to
+    session: ClientSession
+    turn: int
+    registers: Registers
+    values: dict[int, Value]  # of the registers that come from outside or are visible there
+    faults: dict[int, Fault] = field(default_factory=dict)  # by register
+    # Memory that a failed operation was to write to.
+    failed_memory: dict[int, Fault] = field(default_factory=dict)
 
 
 class SegmentRun:
@@ -154,24 +154,9 @@ def _send_direct(
 
 
 # --- operations -------------------------------------------------------------------------------------------
-def set_grad(_: Registers, run: SegmentRun) -> None:
+def set_grad(on: bool) -> Call:
     """As it was when the step was recorded."""
-    set_grad_enabled(True)
-
-
-def set_no_grad(_: Registers, run: SegmentRun) -> None:
-    """As it was when the step was recorded."""
-    set_grad_enabled(False)
-
-
-def clear(freed: Sequence[int]) -> Call:
-    """Empty registers."""
-
-    def call(registers: Registers, run: SegmentRun) -> None:
-        for register in freed:
-            registers[register] = None
-
-    return call
+    return lambda _, __: set_grad_enabled(on)
 
 
 def then_clear(first: Call, freed: Sequence[int]) -> Call:

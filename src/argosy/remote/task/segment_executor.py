@@ -7,7 +7,7 @@ stop a segment: all that does not depend on it still runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from argosy.protocol.remote_work import Fault
 from argosy.protocol.remote_work import Item as SentValue
@@ -69,12 +69,11 @@ class SegmentExecutor:
                 # A parameter that this segment goes on to write to would be taken back before it is read.
                 stays = self._memory_of[item.inputs[0]] not in self.segment.writes
                 if self.is_measured and stays and may_reside(self._step, item):
-                    add(calls.send_parameter(item))
+                    send = calls.send_parameter(item)
                 else:
-                    add(calls.send_value(item, by_message.get(item.index)))
+                    send = calls.send_value(item, by_message.get(item.index))
                 waiting.add(self._memory_of[item.inputs[0]])
-                if frees:
-                    add(calls.clear(frees))
+                add(calls.then_clear(send, frees) if frees else send)
                 continue
             written = {self._memory_of[register] for register in item.writes}
             if written & waiting or (waiting and self.is_measured and self._costs[item.index] > HEAVY):
@@ -84,7 +83,7 @@ class SegmentExecutor:
                 add(calls.flush_if_large)
             if item.kernel.grad is not grad:
                 grad = item.kernel.grad
-                add(calls.set_grad if grad else calls.set_no_grad)
+                add(calls.set_grad(grad))
             if not self.is_measured:
                 add(self._checked[position])
             else:
@@ -111,14 +110,13 @@ class SegmentExecutor:
         else:
             try:
                 if self._trials_left:
-                    self._run_trial(registers, run)
+                    for position in self._run_trial(registers, run):  # noqa: B007  (for an error)
+                        pass
                 else:
                     for call in self._calls:
                         call(registers, run)
                         position += 1
                     self.runs += 1
-            except _CallFailed as failed:
-                begin = self._fail(replay, failed.position, failed.error)
             except Exception as error:
                 begin = self._fail(replay, position, error)
             if begin:
@@ -126,14 +124,13 @@ class SegmentExecutor:
         run.close()
         self._publish(replay)
 
-    def _run_trial(self, registers: Registers, run: SegmentRun) -> None:
+    def _run_trial(self, registers: Registers, run: SegmentRun) -> Iterator[int]:
+        """Make the calls, and time them; yields the position of each before it is made."""
         spent = [0.0] * len(self.segment.items)
         for position, call in enumerate(self._calls):
+            yield position
             began = time.perf_counter()
-            try:
-                call(registers, run)
-            except Exception as error:
-                raise _CallFailed(position, error) from None
+            call(registers, run)
             spent[self._owners[position]] = time.perf_counter() - began
         first = self._trials_left == _TRIALS
         for item, seconds in zip(self.segment.items, spent, strict=True):
@@ -153,9 +150,8 @@ class SegmentExecutor:
         for register in self._written:
             values[register].storage.before_writing()
         for register in self.segment.releases:
-            values[
-                register
-            ].tensor = None  # its borrowed buffer is acknowledged as soon as this segment is done
+            # Its borrowed buffer is acknowledged as soon as this segment is done.
+            values[register].tensor = None
 
     def _publish(self, replay: ReplayState) -> None:
         values, registers = replay.values, replay.registers
@@ -205,12 +201,3 @@ class SegmentExecutor:
                 run.flush()
             except Exception as error:
                 self._add_fault(replay, item, error)
-
-
-class _CallFailed(Exception):
-    """The call at this position has raised."""
-
-    def __init__(self, position: int, error: Exception) -> None:
-        super().__init__(position)
-        self.position = position
-        self.error = error

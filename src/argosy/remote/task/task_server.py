@@ -178,7 +178,7 @@ class TaskServer:
 
     def _attach(self, peer: Peer, header: Attach) -> None:
         if header.protocol != REMOTE_VERSION or _client_of(peer) != header.client:
-            say(f"{self.task}: client refused: it has another version, or another client's name")
+            say(f"{self.task}: refused a client that runs another version or uses another client's name")
             return
         if header.client not in self._sessions:
             self._sessions[header.client] = ClientSession(header.client, self, self._helpers, self._spin)

@@ -115,7 +115,7 @@ class ValueExchange:
 
     def expect(self, number: int, task: str, turn: int) -> Value:
         """A value that another task will send, or has sent already."""
-        work = WorkItem(_nothing)
+        work = WorkItem()
         value = Value(Storage(work), work)
         with self._lock:
             early = self._early.pop((number, turn), None)
@@ -143,7 +143,3 @@ class ValueExchange:
 
 def _loss(task: str) -> Fault:
     return Fault(task, "", -1, "TaskLost", f"{task} is lost, and a value that it was to send", lost=True)
-
-
-def _nothing() -> None:
-    pass

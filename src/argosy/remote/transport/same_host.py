@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import threading
@@ -88,6 +89,13 @@ def connect(address: Address, way: bytes, client: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def wait_for_receiver(sock: socket.socket, to_send: bool) -> None:
+    """Wait, a second at most, until the other end has read or answered."""
+    waiting = select.poll()
+    waiting.register(sock, select.POLLOUT if to_send else select.POLLIN)
+    waiting.poll(1000)
 
 
 class SameHostSender:
@@ -250,7 +258,7 @@ class SameHostReceiver:
             return None
         sizes: tuple[int, ...] = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
         if sizes[0] > MAX_HEADER_BYTES or any(size > MAX_FRAME_BYTES for size in sizes[1:]):
-            raise WireError("message: larger than it may be")
+            raise WireError("message: larger than the limit")
         end = begin + (sizes[0] if buffer >= 0 else sum(sizes))
         if len(data) < end:
             return None

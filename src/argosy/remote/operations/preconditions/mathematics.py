@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from argosy.remote.operations.preconditions.requirements import Check, require, same_shape, within
+from argosy.remote.operations.preconditions.requirements import Checks, require, same_shape, within
 
 
-def _nll_loss2d_backward(
-    grad_output: Tensor,
-    self: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    *_: Any,
-    **__: Any,
-) -> None:
+def _nll_loss2d_backward(self: Tensor, target: Tensor, ignore_index: int) -> None:
     require(self.dim() == 4, "four dimensions")
     require([*target.shape] == [self.shape[0], *self.shape[2:]], "a target for each place")
     within(target[target != ignore_index], 0, self.shape[1], "target")
 
 
-def _multi_margin_backward(grad_output: Tensor, self: Tensor, *_: Any, **__: Any) -> None:
+def _multi_margin_backward(grad_output: Tensor, self: Tensor) -> None:
     require(0 < self.dim() <= 2, "one or two dimensions")
     rows = self.shape[0] if self.dim() == 2 else 1
     require(grad_output.numel() in (1, rows) and grad_output.dim() <= 1, "a gradient of the loss")
 
 
 def _multilabel_margin_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor, **_: Any
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
 ) -> None:
     same_shape(self, target, is_target)
     require(self.dim() <= 2, "at most two dimensions")
@@ -42,18 +33,18 @@ def _multilabel_margin_backward(
     require(grad_output.numel() == (rows if reduction == 0 else 1), "a gradient of the loss")
 
 
-def _cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor, **_: Any) -> None:
+def _cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, cdist: Tensor) -> None:
     require(min(x1.dim(), x2.dim()) >= 2 and x1.shape[-1] == x2.shape[-1], "vectors of one length")
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     expected = [*batch, x1.shape[-2], x2.shape[-2]]
     require([*grad.shape] == [*cdist.shape] == expected, f"distances of {expected}")
 
 
-def _pdist(self: Tensor, *_: Any, **__: Any) -> None:
+def _pdist(self: Tensor) -> None:
     require(self.dim() == 2, "two dimensions")
 
 
-def _pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor, **_: Any) -> None:
+def _pdist_backward(grad: Tensor, self: Tensor, pdist: Tensor) -> None:
     _pdist(self)
     require(self.shape[0] > 0, "rows")
     pairs = self.shape[0] * (self.shape[0] - 1) // 2
@@ -61,7 +52,7 @@ def _pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor, **_: An
 
 
 # --- linear algebra, transforms ----------------------------------------------------------------------------
-def _pivots(matrix: Tensor, pivots: Tensor, least: int) -> None:
+def _pivots(least: int, matrix: Tensor, pivots: Tensor) -> None:
     require(matrix.dim() >= 2, "a matrix")
     rows = matrix.shape[-2]
     expected = [*matrix.shape[:-2], min(matrix.shape[-2:])]
@@ -69,16 +60,8 @@ def _pivots(matrix: Tensor, pivots: Tensor, least: int) -> None:
     within(pivots, least, rows + 1, "pivots")
 
 
-def _lu(LU: Tensor, pivots: Tensor, *_: Any, **__: Any) -> None:  # noqa: N803
-    _pivots(LU, pivots, 1)
-
-
-def _lu_unpack(LU_data: Tensor, LU_pivots: Tensor, *_: Any, **__: Any) -> None:  # noqa: N803
-    _pivots(LU_data, LU_pivots, 1)
-
-
-def _ldl_solve(LD: Tensor, pivots: Tensor, *_: Any, **__: Any) -> None:  # noqa: N803
-    _pivots(LD, pivots, -LD.shape[-1])
+def _ldl_solve(LD: Tensor, pivots: Tensor) -> None:  # noqa: N803
+    _pivots(-LD.shape[-1], LD, pivots)
     for row in pivots.reshape(-1, pivots.shape[-1]).tolist():
         require(_are_blocks(row), "pivots of blocks of one and two rows")
 
@@ -96,44 +79,44 @@ def _are_blocks(pivots: list[int]) -> bool:
     return True
 
 
-def _eigenvalues(self: Tensor, *_: Any, **__: Any) -> None:
+def _eigenvalues(self: Tensor) -> None:
     require(bool(self.isfinite().all()), "finite numbers")
 
 
-def _random(self: Tensor, *args: Any, to: int | None = None, **kwargs: Any) -> None:
+def _random(first: int | None, to: int | None) -> None:
     """From a number on, without an end: beyond what a dtype can count, PyTorch looks for it for ever."""
-    if len(args) == 2:
-        to = args[1]
-    first = args[0] if args else kwargs.get("from", 0)
-    require(to is not None or abs(first) < 2**31, "less to begin with, or an end")
+    require(to is not None or abs(first or 0) < 2**31, "less to begin with, or an end")
 
 
-def _fft(self: Tensor, dim: Sequence[int], *_: Any, **__: Any) -> None:
+def _fft(self: Tensor, dim: Sequence[int]) -> None:
     require(all(0 <= each < self.dim() for each in dim), f"dimensions of 0 to {self.dim() - 1}")
     require(len({*dim}) == len(dim) > 0, "each dimension once")
     require(self.numel() > 0, "an input that is not empty")
 
 
-def _fft_to_real(self: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int, **_: Any) -> None:
+def _fft_to_real(self: Tensor, dim: Sequence[int], last_dim_size: int) -> None:
     _fft(self, dim)
     require(self.shape[dim[-1]] == last_dim_size // 2 + 1, "half of the numbers and one")
 
 
-CHECKS: dict[str, Check] = {
-    "nll_loss2d_backward": _nll_loss2d_backward,
-    "multi_margin_loss_backward": _multi_margin_backward,
-    "multilabel_margin_loss_backward": _multilabel_margin_backward,
-    "_cdist_backward": _cdist_backward,
-    "_pdist_forward": _pdist,
-    "_pdist_backward": _pdist_backward,
-    "linalg_eig": _eigenvalues,
-    "linalg_eigvals": _eigenvalues,
-    "random": _random,
-    "random_": _random,
-    "linalg_lu_solve": _lu,
-    "lu_unpack": _lu_unpack,
-    "linalg_ldl_solve": _ldl_solve,
-    "_fft_c2c": _fft,
-    "_fft_c2r": _fft_to_real,
-    "_fft_r2c": _fft,
+CHECKS: Checks = {
+    "nll_loss2d_backward": (_nll_loss2d_backward, "self target ignore_index"),
+    "multi_margin_loss_backward": (_multi_margin_backward, "grad_output self"),
+    "multilabel_margin_loss_backward": (
+        _multilabel_margin_backward,
+        "grad_output self target reduction is_target",
+    ),
+    "_cdist_backward": (_cdist_backward, "grad x1 x2 cdist"),
+    "_pdist_forward": (_pdist, "self"),
+    "_pdist_backward": (_pdist_backward, "grad self pdist"),
+    "linalg_eig": (_eigenvalues, "self"),
+    "linalg_eigvals": (_eigenvalues, "self"),
+    "random": (_random, "from to"),
+    "random_": (_random, "from to"),
+    "linalg_lu_solve": (partial(_pivots, 1), "LU pivots"),
+    "lu_unpack": (partial(_pivots, 1), "LU_data LU_pivots"),
+    "linalg_ldl_solve": (_ldl_solve, "LD pivots"),
+    "_fft_c2c": (_fft, "self dim"),
+    "_fft_c2r": (_fft_to_real, "self dim last_dim_size"),
+    "_fft_r2c": (_fft, "self dim"),
 }

@@ -9,19 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from argosy.remote.operations.preconditions.requirements import Check, require, same_shape
+from argosy.remote.operations.preconditions.requirements import Checks, require, same_shape
 from argosy.torch_private import internal_overlap
 
 
 # --- attention and recurrent layers -----------------------------------------------------------------------
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *_: Any,
-    attn_mask: Tensor | None = None,
-    **__: Any,
-) -> None:
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> None:
     require(query.dim() == key.dim() == value.dim() == 4, "four dimensions")
     require(query.shape[:2] == key.shape[:2] == value.shape[:2], "the same batches and heads")
     require(query.shape[3] == key.shape[3] == value.shape[3], "the same width of heads")
@@ -35,30 +28,19 @@ def _attention(
 
 
 def _attention_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    *_: Any,
-    attn_mask: Tensor | None = None,
-    **__: Any,
+    grad_out: Tensor, out: Tensor, logsumexp: Tensor, query: Tensor, *others: Any
 ) -> None:
-    _attention(query, key, value, attn_mask=attn_mask)
+    """`others`: those that the forward pass was given after the query."""
+    _attention(query, *others)
     same_shape(query, out, grad_out)
     require(logsumexp.numel() == query.shape[:3].numel(), "a sum for each query")
 
 
 def _recurrent(
-    input: Tensor,
-    weights: Sequence[Tensor],
-    states: Sequence[Tensor],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
+    input: Tensor, mode: int, hidden_size: int, num_layers: int, has_biases: bool, *tensors: Tensor
 ) -> None:
+    """`tensors`: four weights, and states."""
+    weights, states = tensors[:4], tensors[4:]
     gates = {2: 4, 3: 3}.get(mode, 0)  # an LSTM, a GRU
     require(gates > 0 and num_layers > 0 and hidden_size > 0, "a layer of an LSTM or a GRU")
     require(input.dim() == 3 and input.numel() > 0, "an input of three dimensions that is not empty")
@@ -68,59 +50,24 @@ def _recurrent(
         require([*weight.shape] == shape, f"a weight of {shape}")
     for state in states:
         require(state.numel() == input.shape[1] * hidden_size, f"a state of {input.shape[1]} x {hidden_size}")
-    require(len({each.dtype for each in (input, *weights, *states)}) == 1, "one dtype")
+    require(len({each.dtype for each in (input, *tensors)}) == 1, "one dtype")
     require(input.is_floating_point(), "floats")
 
 
-def _rnn_layer(
-    input: Tensor,
-    weight0: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    weight3: Tensor,
-    hx_: Tensor,
-    cx_: Tensor,
-    reverse: bool,
-    batch_sizes: Sequence[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    *_: Any,
-    **__: Any,
-) -> None:
-    weights = (weight0, weight1, weight2, weight3)
-    _recurrent(input, weights, (hx_, cx_), mode, hidden_size, num_layers, has_biases)
-
-
-def _rnn_layer_backward(
-    input: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    weight3: Tensor,
-    weight4: Tensor,
-    hx_: Tensor,
-    cx_tmp: Tensor,
+def _recurrent_backward(
     output: Tensor,
-    hy_: Tensor,
-    cy_: Tensor,
     grad_output: Tensor | None,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    reverse: bool,
+    workspace: Tensor,
+    batch_first: bool,
+    input: Tensor,
     mode: int,
     hidden_size: int,
     num_layers: int,
     has_biases: bool,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    batch_first: bool,
-    workspace: Tensor,
+    *tensors: Tensor | None,
 ) -> None:
-    states = [each for each in (hx_, cx_tmp, hy_, cy_, grad_hy, grad_cy) if each is not None]
-    weights = (weight1, weight2, weight3, weight4)
-    _recurrent(input, weights, states, mode, hidden_size, num_layers, has_biases)
+    given = [each for each in tensors if each is not None]
+    _recurrent(input, mode, hidden_size, num_layers, has_biases, *given)
     expected = [*input.shape[:2], hidden_size]
     for each in (output, grad_output):
         require(each is None or [*each.shape] == expected, f"an output of {expected}")
@@ -173,49 +120,39 @@ def _steps(self: Sequence[Tensor], state_steps: Sequence[Tensor]) -> None:
 
 
 def _fused_adam(
-    self: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    max_exp_avg_sqs: Sequence[Tensor],
-    state_steps: Sequence[Tensor],
-    *,
-    amsgrad: bool,
-    **_: Any,
+    amsgrad: bool, state_steps: Sequence[Tensor], max_exp_avg_sqs: Sequence[Tensor], *lists: Sequence[Tensor]
 ) -> None:
-    _fused(self, grads, exp_avgs, exp_avg_sqs, *((max_exp_avg_sqs,) if amsgrad else ()))
-    _steps(self, state_steps)
+    _fused(*lists, *((max_exp_avg_sqs,) if amsgrad else ()))
+    _steps(lists[0], state_steps)
 
 
-def _fused_sgd(
-    self: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    momentum_buffer_list: Sequence[Tensor],
-    *,
-    momentum: float,
-    **_: Any,
-) -> None:
-    _fused(self, grads, *((momentum_buffer_list,) if momentum or momentum_buffer_list else ()))
+def _fused_sgd(momentum: float, momentum_buffers: Sequence[Tensor], *lists: Sequence[Tensor]) -> None:
+    _fused(*lists, *((momentum_buffers,) if momentum or momentum_buffers else ()))
 
 
-def _fused_adagrad(
-    self: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    state_sums: Sequence[Tensor],
-    state_steps: Sequence[Tensor],
-    **_: Any,
-) -> None:
-    _fused(self, grads, state_sums)
-    _steps(self, state_steps)
+def _fused_adagrad(state_steps: Sequence[Tensor], *lists: Sequence[Tensor]) -> None:
+    _fused(*lists)
+    _steps(lists[0], state_steps)
 
 
-CHECKS: dict[str, Check] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "mkldnn_rnn_layer": _rnn_layer,
-    "mkldnn_rnn_layer_backward": _rnn_layer_backward,
-    "_fused_adam_": _fused_adam,
-    "_fused_adamw_": _fused_adam,
-    "_fused_sgd_": _fused_sgd,
-    "_fused_adagrad_": _fused_adagrad,
+_ATTENTION = "query key value attn_mask"
+_RECURRENT = "input mode hidden_size num_layers has_biases"
+_ADAM = "amsgrad state_steps max_exp_avg_sqs self grads exp_avgs exp_avg_sqs"
+
+CHECKS: Checks = {
+    "_scaled_dot_product_flash_attention_for_cpu": (_attention, _ATTENTION),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        _attention_backward,
+        f"grad_out out logsumexp {_ATTENTION}",
+    ),
+    "mkldnn_rnn_layer": (_recurrent, f"{_RECURRENT} weight0 weight1 weight2 weight3 hx_ cx_"),
+    "mkldnn_rnn_layer_backward": (
+        _recurrent_backward,
+        f"output grad_output workspace batch_first {_RECURRENT} weight1 weight2 weight3 weight4 "
+        "hx_ cx_tmp hy_ cy_ grad_hy grad_cy",
+    ),
+    "_fused_adam_": (_fused_adam, _ADAM),
+    "_fused_adamw_": (_fused_adam, _ADAM),
+    "_fused_sgd_": (_fused_sgd, "momentum momentum_buffer_list self grads"),
+    "_fused_adagrad_": (_fused_adagrad, "state_steps self grads state_sums"),
 }

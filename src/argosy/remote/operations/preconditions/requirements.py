@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 Check = Callable[..., None]
+# By operation: its check, and the names of those of its arguments that the check takes, in order. One that
+# some form of the operation does not have is None there.
+Checks = dict[str, tuple[Check, str]]
 
 
 def require(condition: bool, expected: str) -> None:
