@@ -72,9 +72,11 @@ def passes(root: Path, tests: Sequence[str], patience: float = PATIENCE) -> tupl
     try:
         output, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         return False, "a test that hangs"
+    finally:
+        if process.poll() is None:  # also if we are interrupted: in its own session it would stay
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     if process.returncode in _NOTHING_WAS_RUN:
         raise ValueError(f"{', '.join(tests)}: expected tests to run, got none:\n{output}")
     lines = output.splitlines()
@@ -118,4 +120,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))
