@@ -82,7 +82,7 @@ LOG_BUGS: tuple[Bug, ...] = (
         "server/peer_links.py",
         "return self._handshake.welcome is not None and self._proof is not None",
         "return self._handshake.welcome is not None",
-        ("simulation/test_breaking.py",),
+        ("server/test_peer_links.py::test_a_welcome_without_a_proof_is_not_enough",),
     ),
     # --- a worker that sends again --------------------------------------------------------------------------
     Bug(
@@ -111,7 +111,7 @@ LOG_BUGS: tuple[Bug, ...] = (
         "server/worker_requests.py",
         "if answer is None or number != message.header.number or seen:",
         "if True:",
-        ("faults/test_broken_connection.py",),
+        ("server/test_worker_requests.py",),
     ),
     Bug(
         "an answer counts as received, although its connection broke",

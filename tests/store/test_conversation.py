@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from argosy.cluster.lease import Lease
+from argosy.cluster.spec import ClusterSpec
+from argosy.protocol.training import Gathered, GatherRequest
 from argosy.store import conversation
-from argosy.store.conversation import Wait
+from argosy.store.conversation import Conversation, Wait
+from argosy.wire.channel import Delivery
+from argosy.wire.local_channel import LocalListener
 
 NAMES = ["server 0", "server 1"]
 
@@ -69,3 +75,25 @@ def test_nobody_is_named_twice_at_a_time(clock: Clock, capsys: pytest.CaptureFix
     wait.name("server 1", 12.0)
     said = capsys.readouterr().err.splitlines()
     assert said == [f"argosy: still waiting for server 1, {seconds} s" for seconds in (7, 12)]
+
+
+def test_the_answer_to_an_earlier_request_is_not_taken_for_this_ones() -> None:
+    """It answers a request that was repeated, and comes when the next one has been sent."""
+    server = LocalListener()
+    channel = server.connect(b"me")
+    cluster = ClusterSpec({"ps": ["h:1"], "worker": ["h:2"]})
+    talk = Conversation(cluster, [channel], Lease(15.0))
+    sent = channel.send
+
+    def late(header: Gathered, tensors: object = ()) -> None:
+        """The server answers the request before, once more, and then this one."""
+        sent(header)
+        arrival = server.receive(5.0)
+        assert isinstance(arrival, Delivery)
+        for number in (header.number - 1, header.number):
+            server.send(arrival.peer, Gathered(number, {0: msgspec.Raw(bytes([number]))}))
+
+    channel.send = late  # type: ignore[method-assign,assignment]
+    for number in (1, 2, 3):
+        answer = talk.request(0, GatherRequest(0, msgspec.Raw(b"\x00")), Gathered)
+        assert answer.header.values == {0: msgspec.Raw(bytes([number]))}
