@@ -183,7 +183,7 @@ LOG_BUGS: tuple[Bug, ...] = (
         "server/connected_tasks.py",
         "                del self._tasks[peer]\n                self._given_up[peer] = task\n",
         "                pass\n",
-        ("faults/test_deaths.py", "faults/test_broken_connection.py"),
+        ("server/test_coordinator.py",),
     ),
     Bug(
         "a connection that is back does not renew the lease",

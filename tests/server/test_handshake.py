@@ -31,7 +31,7 @@ def test_a_process_that_counts_as_gone_is_not_taken_back_over_a_new_connection()
         raise AssertionError(f"there is no {task}")
 
     server = ParameterServer(SPEC, 0, listener, no_other, 20.0)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)  # if the test fails, it never ends
     thread.start()
     hello = Hello("/job:worker/task:1", 1, 2, "its life")
     first, second = listener.connect(b"first"), listener.connect(b"second")
