@@ -254,7 +254,7 @@ class ParameterServer:
                 answer = self._requests.answer(task, Message(header, message.tensors))
                 self._reply(task.index, answer, ())
             case BlockAhead():
-                self._executor.keep_ahead(task.index, Message(header, message.tensors))
+                self._executor.pushes.keep_ahead(task.index, Message(header, message.tensors))
             case OwnState():
                 self._saving.give_state(task.index, header)
             case WaitingRequest():

@@ -71,7 +71,7 @@ class WorkerRequests:
     def _do(self, task: Task, message: Message[Request]) -> Header:
         header = message.header
         if isinstance(header, GradientMemory):
-            self._executor.keep_gradient_memory(task.index, message.tensors)
+            self._executor.pushes.keep_gradient_memory(task.index, message.tensors)
             return GradientMemorySeen(header.number)
         if task != Task("worker", 0):
             raise WireError(f"only the chief sends {type(header).__name__}")
