@@ -193,4 +193,11 @@ LOG_BUGS: tuple[Bug, ...] = (
         "",
         ("faults/test_deaths.py", "faults/test_broken_connection.py", "faults/test_resets.py"),
     ),
+    Bug(
+        "two updates of one list are kept together",
+        "server/order_executor.py",
+        "        self.step = apply.step\n        self._keep_due = True\n",
+        "        self.step = apply.step\n",
+        ("server/test_recalled_executor.py",),
+    ),
 )

@@ -82,7 +82,7 @@ class OrderExecutor:
         self._orders: deque[Decision] = deque()
         self._measured: Apply | None = None  # the step whose factor is awaited
         self._factors: dict[int, float] = {}  # of steps that stand still, as they have come
-        self._answers_due = False  # whether an answer waits to be sent
+        self._keep_due = False  # whether a step or an answer is not kept yet
         self._lacking = False  # whether pushes may be missing: this process is not the first of its server
         self._owed: dict[int, Wishes] = {}  # whom to answer again when nothing is missing
         self._registrations: list[Register] = []
@@ -222,8 +222,9 @@ class OrderExecutor:
             if isinstance(self._orders[0], Apply):
                 if self._lacking and self.lacks_next():
                     return
-                if self._answers_due:  # with the values of its own step
-                    self._answers_due = False
+                # One update must be kept before the next begins; answers go out with their own step's values.
+                if self._keep_due:
+                    self._keep_due = False
                     self._let_go()
             match self._orders.popleft():
                 case Apply() as apply:
@@ -236,7 +237,7 @@ class OrderExecutor:
                     groups = self.pushes.groups_of(0)  # the chief's
                     buffers = self.buffers.beside({p.name for p in self.layout.parameters})
                     self._saving.cut(step, self.shard, self.layout, buffers, groups)
-        self._answers_due = False
+        self._keep_due = False
         if not self._orders:
             owed, self._owed = self._owed, {}
             for worker, wishes in owed.items():
@@ -295,6 +296,7 @@ class OrderExecutor:
             if self._memory.lasts:
                 self._memory.put("buffers", self.buffers.value())
         self.step = apply.step
+        self._keep_due = True
 
     def _settle(self, worker: int, seq: int) -> HeldPush:
         """A push is decided: let go of it, and remember that a later copy of it is of no use."""
@@ -327,7 +329,7 @@ class OrderExecutor:
             answer.seq, answer.status, answer.step, answer.staleness, answer.stop, cut=answer.cut
         )
         self._verdicts[answer.worker] = verdict
-        self._answers_due = True
+        self._keep_due = True
         self._send(answer.worker, verdict, wishes)
 
     def _send_slots(self, worker: int, verdict: PushAnswer) -> None:
