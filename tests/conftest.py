@@ -11,3 +11,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell that starts us in the background has SIGINT ignored, and what we start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# So does nohup with SIGHUP.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

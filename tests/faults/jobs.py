@@ -82,7 +82,7 @@ class RunningTask:
     def err(self) -> str:
         return self._err.read_text()
 
-    def until(self, text: str, seconds: float = 40.0) -> None:
+    def until(self, text: str, seconds: float = 75.0) -> None:
         """Wait until the task has printed this."""
         deadline = time.monotonic() + seconds
         while text not in self.out and text not in self.err:

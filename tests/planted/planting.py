@@ -22,8 +22,12 @@ from bugs import BUGS
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("src", "tests", "examples", "scripts", "benchmarks", "docs")
 FILES = ("pyproject.toml", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt")
-# A bug may well make a test hang: that is noticed as well.
+# Further cases of faults take minutes, which would be taken for a hang, and so for a bug that was noticed.
+_WHICH = "not slow and not faults"
+# A bug may well make a test hang: that is noticed as well. All tests of a bug take less than half of this.
 PATIENCE = 300.0
+# What pytest says when it ran nothing: a test that is not there, or only such as are left out.
+_NOTHING_WAS_RUN = (4, 5)
 # All files of tests one after the other, without a bug.
 _PATIENCE_WITH_ALL = 3600.0
 
@@ -53,7 +57,7 @@ def passes(root: Path, tests: Sequence[str], patience: float = PATIENCE) -> tupl
     """Whether these tests pass in a copy, in one process; and which one failed first."""
     # Compiled files are told apart by size and second: none may stay from before a bug was planted.
     environ = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "--timeout=60", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "-x", "-m", _WHICH, "--timeout=60", "--tb=no"]
     command += [f"tests/{test}" for test in tests]
     # A session of its own: a test that signals its group must not reach us, and what hangs ends as a whole.
     process = subprocess.Popen(
@@ -68,9 +72,13 @@ def passes(root: Path, tests: Sequence[str], patience: float = PATIENCE) -> tupl
     try:
         output, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         return False, "a test that hangs"
+    finally:
+        if process.poll() is None:  # also if we are interrupted: in its own session it would stay
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode in _NOTHING_WAS_RUN:
+        raise ValueError(f"{', '.join(tests)}: expected tests to run, got none:\n{output}")
     lines = output.splitlines()
     first = next((line.split(" ")[1] for line in lines if line.startswith(("FAILED", "ERROR"))), "")
     return process.returncode == 0, first.removeprefix("tests/") or "\n".join(lines[-3:])
@@ -112,4 +120,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))
