@@ -19,7 +19,7 @@ WORKERS = 3
 SERVERS = ("/job:ps/task:0", "/job:ps/task:1")
 TASKS = (*SERVERS, *(f"/job:worker/task:{index}" for index in range(WORKERS)))
 
-# What a server or a worker has to lose: moments, random numbers, a place in shuffled data, running statistics.
+# What a task has to lose: moments, random numbers, a place in shuffled data, running statistics.
 EXACT = """
 import hashlib, os, time
 import torch
@@ -28,6 +28,7 @@ import argosy
 
 replica = argosy.join()
 steps, kind = int(os.environ["STEPS"]), os.environ.get("KIND", "")
+print("joined", flush=True)
 replica.seed(7)
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(96, 12, generator=generator)
@@ -43,10 +44,12 @@ optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=0.01), **
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 saved = {"directory": "saved", "save_every": 7} if kind == "directory" else {}
 loader = replica.loader(data, batch_size=8, seed=3)
+print("session", flush=True)
 with replica.session(model, optimizer, last_step=steps, state={"schedule": schedule}, **saved) as session:
     for x, y in session.batches(loader):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
+        print(f"push {session.global_step}", flush=True)
         optimizer.step()
         schedule.step()
         print(f"step {session.global_step}", flush=True)
@@ -104,7 +107,8 @@ class RestartedJob:
         self.folder = jobs.folder
         path = jobs.script(script)
         command = ["-m", "argosy.cli", "run", "--ps", 2, "--workers", WORKERS, "--max-restarts", restarts]
-        started = jobs.start("launcher", [*command, *words, path], **environ)
+        logs = ["--log-dir", jobs.folder / "logs"]
+        started = jobs.start("launcher", [*command, *logs, *words, path], **environ)
         self.launched = Launched(started)
         self.launcher: RunningTask = started
         self._lives = dict.fromkeys(TASKS, 0)
@@ -121,6 +125,15 @@ class RestartedJob:
             assert self.launcher.process.poll() is None, f"it ended before step {step}:\n{self}"
             assert time.monotonic() < deadline, f"it does not come to step {step}:\n{self}"
             time.sleep(0.005)
+
+    def until_all_push(self) -> None:
+        """Every worker has come to its push of the step that follows, or is about to, and nobody goes on."""
+        while True:
+            now = self.step()
+            for worker in range(WORKERS):
+                self.launcher.until(f"[/job:worker/task:{worker}] push {now}\n")
+            if self.step() == now:
+                return
 
     def pids(self, task: str) -> list[int]:
         """The processes of a task, the latest last."""
@@ -144,6 +157,14 @@ class RestartedJob:
                 os.kill(pid, signal.SIGKILL)
         for task in tasks:
             self._lives[task] += 1
+
+    def kill_when(self, task: str, text: str, times: int) -> None:
+        """As soon as a text has been said so often."""
+        deadline = time.monotonic() + 60.0
+        while (self.launcher.out + self.launcher.err).count(text) < times:
+            assert time.monotonic() < deadline, f"{text!r} is not said:\n{self}"
+            time.sleep(0.001)
+        self.kill(task)
 
     def until_back(self, *tasks: str) -> None:
         """The killed ones have been started again."""

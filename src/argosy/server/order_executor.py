@@ -36,6 +36,7 @@ from argosy.server.gradient_sums import Gradient
 from argosy.server.model_buffers import ModelBuffers
 from argosy.server.shard import Shard
 from argosy.store.optimizers import disagreement
+from argosy.update.coordination import is_of_later_life
 from argosy.wire.message import Message
 from argosy.wire.tensor_bytes import torch_dtype
 
@@ -196,17 +197,23 @@ class OrderExecutor:
         self._lacking = True
         return self._registrations
 
-    def lacks(self) -> list[tuple[int, int]]:
-        """The pushes (worker, number) that were decided on, and must be sent again by their workers."""
+    def lacks(self) -> list[tuple[int, tuple[int, int]]]:
+        """The pushes (worker, number) that were decided on, each with its step: their workers must send them
+        again.
+        """
         if not self._lacking or not self._orders:
             return []
         return [
-            (part.worker, part.seq)
+            (decision.step, (part.worker, part.seq))
             for decision in self._orders
             if isinstance(decision, Apply)
             for part in decision.parts
             if (part.worker, part.seq) not in self._held
         ]
+
+    def hears_later_life(self, worker: int, seq: int) -> bool:
+        """Whether a process has come in place of the one that gave this push."""
+        return any(key[0] == worker and is_of_later_life(key[1], seq) for key in self._held)
 
     def give(self, message: Message[SlotValues]) -> None:
         """What the optimizer has kept of the blocks that are about to be registered."""
