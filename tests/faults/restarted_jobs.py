@@ -35,17 +35,17 @@ inputs = torch.randn(96, 12, generator=generator)
 data = torch.utils.data.TensorDataset(inputs, (inputs[:, 0] > 0).long())
 norm = [nn.BatchNorm1d(32)] if kind == "norm" else []
 model = nn.Sequential(nn.Linear(12, 32), *norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 2))
+clip_norm = 0.05 if kind == "clip" else None
+optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=0.01), clip_norm=clip_norm)
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 options = {
-    "clip": {"clip_norm": 0.05},
+    "directory": {"directory": "saved", "save_every": 7},
     "norm": {"buffers": "mean"},
     "average": {"average": 0.9},
 }.get(kind, {})
-optimizer = replica.distribute(torch.optim.Adam(model.parameters(), lr=0.01), **options)
-schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-saved = {"directory": "saved", "save_every": 7} if kind == "directory" else {}
 loader = replica.loader(data, batch_size=8, seed=3)
 print("session", flush=True)
-with replica.session(model, optimizer, last_step=steps, state={"schedule": schedule}, **saved) as session:
+with replica.session(model, optimizer, last_step=steps, state={"schedule": schedule}, **options) as session:
     for x, y in session.batches(loader):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
