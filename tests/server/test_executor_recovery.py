@@ -260,14 +260,14 @@ def test_a_clipped_step_finds_its_factor(make: Make) -> None:
 
 def test_a_gradient_in_memory_that_this_process_has_not_seen_is_not_taken(make: Make) -> None:
     server = make()
-    server.executor.keep_gradient_memory(1, [gradient(0)])
+    server.executor.pushes.keep_gradient_memory(1, [gradient(0)])
     server.keep()
     server.die()
     server.executor.hold_shared(1, PushRequest(1, 0, shared=True))
     server.order(Apply(1, (Part(1, 1),)))
     assert server.executor.step == 0
     assert server.executor.lacks() == [(1, (1, 1))]
-    server.executor.keep_gradient_memory(1, [gradient(0)])
+    server.executor.pushes.keep_gradient_memory(1, [gradient(0)])
     assert server.executor.hold(1, Message(PushRequest(1, 0, shared=True)))
     server.executor.resume()
     assert server.executor.step == 1

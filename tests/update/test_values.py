@@ -14,7 +14,7 @@ from argosy.protocol.decisions import Answer, Apply, Decision, Part, Push
 from argosy.protocol.saving import CarriedState
 from argosy.server.gathers import Gathers, GathersValue
 from argosy.server.replica_states import ReplicaStates, Standing
-from argosy.server.tally import CountsValue, Tally
+from argosy.server.tally import Counts, Tally
 from argosy.update.admission import admission_for
 from argosy.update.checkpoints import Checkpoints, CheckpointsValue
 from argosy.update.clipping import NormCollector
@@ -163,7 +163,7 @@ def test_a_tally(seed: int) -> None:
         for each in (plain, recalled):
             each.count([decision])
             each.log(0, {"loss": 1.0}, 3)
-        value = written_down(recalled.value(), list[CountsValue])
+        value = written_down(recalled.value(), list[Counts])
         recalled = Tally(WORKERS)
         recalled.recall(value)
         assert all(recalled.status(w, "", "") == plain.status(w, "", "") for w in range(WORKERS))

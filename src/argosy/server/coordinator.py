@@ -23,7 +23,7 @@ from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale
 from argosy.server.durable_memory import Memory
 from argosy.server.gathers import Gathers, GathersValue
 from argosy.server.replica_states import ReplicaStates, Standing
-from argosy.server.tally import CountsValue, Tally
+from argosy.server.tally import Counts, Tally
 from argosy.store.same_batches import SameBatches
 from argosy.update.admission import admission_for
 from argosy.update.checkpoints import Checkpoints
@@ -52,7 +52,7 @@ class CoordinatorValue(msgspec.Struct, array_like=True):
     core: CoordinationValue
     described: list[int]
     norms: tuple[dict[int, dict[int, float]], int] | None
-    tally: list[CountsValue]
+    tally: list[Counts]
     failure: JobOver | None
     states: dict[int, Standing]
 
@@ -91,6 +91,7 @@ class Coordinator:
         self._described: set[int] = set()  # workers whose model is known to be the chief's
         self._losses = losses
         self._core.replaces = losses.waits
+        self._changed = True  # since this was last kept
         self._gathers_changed = False
         self._gathers = Gathers(keeps=losses.replaces)
         self._gather_bases: dict[int, int] = {}  # where each worker starts to count its gathers
@@ -102,6 +103,16 @@ class Coordinator:
     # --- what the next process of this server needs -------------------------------------------------------
     def keep(self, memory: Memory) -> None:
         """Put what has changed into the memory, beside the registrations; the caller commits it."""
+        if self._gathers_changed:
+            self._gathers_changed = False
+            memory.put("gathers", _encode(self._gathers.value()))
+        for worker in self.states.changed:
+            if worker in self.states.kept:
+                memory.put(f"state/{worker}", _encode(self.states.kept[worker].parts))
+        self.states.changed.clear()
+        if not self._changed:
+            return
+        self._changed = False
         value = CoordinatorValue(
             self._core.value(),
             sorted(self._described),
@@ -111,12 +122,6 @@ class Coordinator:
             self.states.value(),
         )
         memory.put("coordinator", _encode(value))
-        if self._gathers_changed:
-            self._gathers_changed = False
-            memory.put("gathers", _encode(self._gathers.value()))
-        for worker in self.states.changed:
-            memory.put(f"state/{worker}", _encode(self.states.kept[worker].parts))
-        self.states.changed.clear()
 
     def recall(
         self, memory: Memory, registrations: Sequence[Register], checkpoints: Checkpoints | None
@@ -157,6 +162,7 @@ class Coordinator:
     # --- membership ---------------------------------------------------------------------------------------
     def arrive(self, worker: int, again: bool) -> int:
         """A worker is here (`again`: the same process as before); where it starts to count its pushes."""
+        self._changed = True
         if not again:
             stood, replaces = self.roster[worker], self._core.replaces
             waited = stood is Presence.RETURNING or (replaces and stood is Presence.PRESENT)
@@ -172,11 +178,13 @@ class Coordinator:
 
     def finish(self, worker: int) -> None:
         """A worker is done."""
+        self._changed = True
         self.states.forget(worker)
         self._depart(Finished(worker))
 
     def lose(self, worker: int) -> None:
         """A worker is gone; with the last one that is needed, a job that is not at its end has failed."""
+        self._changed = True
         self._depart(Lost(worker))
         if self._is_at_its_end:
             return
@@ -194,10 +202,12 @@ class Coordinator:
 
     def expect_back(self, worker: int) -> None:
         """A worker is gone, and waited for."""
+        self._changed = True
         self._depart(Lost(worker, returns=True))
 
     def give_up(self, worker: int) -> None:
         """A worker that was waited for does not come back."""
+        self._changed = True
         self.lose(worker)
         if worker == CHIEF and self.mode is None:
             self.fail(Task("worker", worker), "it was lost before it had registered the model")
@@ -230,6 +240,7 @@ class Coordinator:
 
     def fail(self, task: Task | str, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
+        self._changed = True
         if self.failure is None:
             if self._core.checkpoints is not None:
                 self._core.checkpoints.end()
@@ -240,11 +251,13 @@ class Coordinator:
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, worker: int, request: Describe) -> None:
         """A worker says what its parameters are; it hears where they lie once the chief has registered."""
+        self._changed = True
         self._describing[worker] = request
         self._answer_descriptions()
 
     def register(self, header: Register, step: int, checkpoints: Checkpoints | None) -> None:
         """The chief has registered: from now on there is a mode, and a layout. The job begins at `step`."""
+        self._changed = True
         if self.mode is None:
             admission = admission_for(header.mode, self.roster, header.last_step, step)
             self._core.admission = admission
@@ -296,6 +309,7 @@ class Coordinator:
     # --- training -----------------------------------------------------------------------------------------
     def held(self, server: int | None, worker: int, seq: int, push: Push | None = None) -> None:
         """A server holds its share of a push, or every server has it in sight."""
+        self._changed = True
         if push is not None and push.version > self._core.admission.step:
             raise WireError(f"push: expected a version up to {self.step}, got {push.version}")
         self.tally.heard(worker)
@@ -306,6 +320,7 @@ class Coordinator:
 
     def hear(self, worker: int, request: PushRequest) -> None:
         """What a worker tells along with a push."""
+        self._changed = True
         if request.numbers:
             self.tally.log(worker, request.numbers, request.logged)
         if request.batches:
@@ -315,11 +330,13 @@ class Coordinator:
 
     def norm(self, server: int, step: int, square: float) -> None:
         """A server's share of the norm of a step."""
+        self._changed = True
         if self._norms is not None and (factor := self._norms.report(server, step, square)) is not None:
             self._scale(Scale(step, factor))
 
     def gather(self, worker: int, request: GatherRequest) -> None:
         """A worker gives its value, and waits for those of the others."""
+        self._changed = True
         if self.failure is not None:
             self._tell(worker, self.failure)
         if (values := self._gathers.missed(request.number)) is not None:
@@ -343,6 +360,7 @@ class Coordinator:
     # --- saving and stopping ------------------------------------------------------------------------------
     def wish(self, wishes: Wishes) -> None:
         """What a worker wants with a push: that the state is saved, or that the job ends."""
+        self._changed = True
         if "save" in wishes:
             self._on(CutWanted())
         if "stop" in wishes:
@@ -354,9 +372,11 @@ class Coordinator:
 
     def written(self, saved: bool) -> None:
         """The latest cut is on the disk, or could not be written."""
+        self._changed = True
         self._on(CutWritten(saved))
 
     def _on(self, event: Event) -> None:
+        self._changed = True
         if decisions := self._core.on(event):
             self.progress_at = time.monotonic()
             self.tally.count(decisions)

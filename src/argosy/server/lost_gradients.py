@@ -47,6 +47,8 @@ class LostGradients:
 
     def _is_gone(self, worker: int, seq: int) -> bool:
         """Whether the process that gave a push has ended."""
-        if self._executor.hears_later_life(worker, seq) or str(Task("worker", worker)) in tasks_given_up():
+        if self._executor.pushes.of_later_life(worker, seq):
+            return True
+        if str(Task("worker", worker)) in tasks_given_up():
             return True
         return self._coordinator is not None and not self._coordinator.is_present(worker)
