@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from argosy.server.durable_memory import DurableMemory
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.parameter_server import ParameterServer
 from argosy.server.peer_links import PeerLinks
+from argosy.server.step_making import StepMaking
 from argosy.server.worker_requests import WorkerRequests
 from argosy.wire.channel import Channel, Peer
 from argosy.wire.local_channel import LocalListener
@@ -132,3 +134,23 @@ def test_a_request_that_was_answered_is_not_done_again(view: View) -> None:
     memory.commit()
     assert process(view()).answer(WORKER, request) == answer
     assert given == ["exp_avg"]
+
+
+class Noted:
+    """Stands in for a part of a server, and notes what is called."""
+
+    def __init__(self, name: str, happened: list[str]) -> None:
+        self._name = name
+        self._happened = happened
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._happened.append(f"{self._name}.{name}")
+
+
+def test_what_is_decided_is_kept_before_anybody_hears_of_it_and_before_it_is_done() -> None:
+    happened: list[str] = []
+    parts: list[Any] = [Noted(name, happened) for name in ("executor", "coordinator", "links", "status")]
+    StepMaking(*parts, cast(Any, Noted("recovery", happened))).order([])
+    kept = happened.index("recovery.keep")
+    assert happened.index("executor.order") < kept < happened.index("links.flush")
+    assert kept < happened.index("executor.carry_out")
