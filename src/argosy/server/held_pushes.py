@@ -21,6 +21,7 @@ from argosy.server.executor_state import HeldState
 from argosy.server.gradient_sums import Gradient
 from argosy.server.model_buffers import ModelBuffers
 from argosy.server.shard import Shard
+from argosy.update.coordination import is_of_later_life
 from argosy.wire.message import Message
 
 
@@ -174,6 +175,10 @@ class HeldPushes:
 
     def __contains__(self, push: tuple[int, int]) -> bool:
         return push in self._held
+
+    def of_later_life(self, worker: int, seq: int) -> bool:
+        """Whether one has come of a process that took the place of the one that gave this push."""
+        return any(other == worker and is_of_later_life(later, seq) for other, later in self._held)
 
     def gradient(self, worker: int, seq: int) -> Gradient:
         """That of a push that is here."""

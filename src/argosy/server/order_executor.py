@@ -156,16 +156,18 @@ class OrderExecutor:
         self._lacking = True
         return self._registrations
 
-    def lacks(self) -> list[tuple[int, int]]:
-        """The pushes (worker, number) that were decided on, and must be sent again by their workers."""
+    def lacks(self) -> list[tuple[int, tuple[int, int]]]:
+        """The pushes (worker, number) that were decided on, each with its step: their workers must send them
+        again.
+        """
         if not self._lacking or not self._orders:
             return []
         return [
-            (part.worker, part.seq)
-            for decision in self._orders
-            if isinstance(decision, Apply)
-            for part in decision.parts
-            if (part.worker, part.seq) not in self.pushes
+            (order.step, key)
+            for order in self._orders
+            if not isinstance(order, Forget)
+            for key in _needed(order)
+            if key not in self.pushes
         ]
 
     def give(self, message: Message[SlotValues]) -> None:
@@ -219,13 +221,12 @@ class OrderExecutor:
         """Do these, after what was ordered before them."""
         self._orders.extend(decisions)
         while self._orders and self._measured is None:
-            if isinstance(self._orders[0], Apply):
-                if self._lacking and self.lacks_next():
-                    return
-                # One update must be kept before the next begins; answers go out with their own step's values.
-                if self._keep_due:
-                    self._keep_due = False
-                    self._let_go()
+            if self._lacking and self.lacks_next():
+                return
+            # One update must be kept before the next begins; answers go out with their own step's values.
+            if self._keep_due and isinstance(self._orders[0], Apply):
+                self._keep_due = False
+                self._let_go()
             match self._orders.popleft():
                 case Apply() as apply:
                     self._begin(apply)
@@ -249,9 +250,8 @@ class OrderExecutor:
             self.carry_out()
 
     def lacks_next(self) -> bool:
-        """Whether the next step needs a push that is not here."""
-        first = self._orders[0]
-        return isinstance(first, Apply) and any((p.worker, p.seq) not in self.pushes for p in first.parts)
+        """Whether what is next needs a push that is not here."""
+        return any(key not in self.pushes for key in _needed(self._orders[0]))
 
     def expect_factor(self, step: int, factor: float) -> None:
         """The factor of a step is known: it is used when that step is made."""
@@ -359,3 +359,12 @@ class OrderExecutor:
         else:
             values = self.shard.values(None if everything else self._wire)
         self._reply(worker, header, [*values, *buffers.values()])
+
+
+def _needed(order: Decision) -> list[tuple[int, int]]:
+    """The pushes that must be here: those of a step, and one whose worker then has it no more."""
+    if isinstance(order, Apply):
+        return [(part.worker, part.seq) for part in order.parts]
+    if isinstance(order, Answer) and order.status in ("held", "folded"):
+        return [(order.worker, order.seq)]
+    return []

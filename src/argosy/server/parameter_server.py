@@ -49,6 +49,7 @@ from argosy.server.deferred_answers import DeferredAnswers
 from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.server.handshake import Handshake
 from argosy.server.job_end import JobEnd
+from argosy.server.lost_gradients import LostGradients
 from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.peer_links import PeerLinks
@@ -130,6 +131,7 @@ class ParameterServer:
             lease,
             losses.replaces,
         )
+        self._lost_gradients = LostGradients(self.task, cluster, self._executor, self._coordinator)
         self._recovery = self._make_recovery()
         self._steps = StepMaking(self._executor, self._coordinator, self._links, self.status, self._recovery)
         if self._memory.found:
@@ -377,6 +379,8 @@ class ParameterServer:
         for task in self._connected.overdue(now, self._reaches, self._listener.stands_still):
             self._missing_tasks.lose(task)
         self._missing_tasks.look(now)
+        if (lost := self._lost_gradients.look(now)) is not None:
+            self._fail(*lost)
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether a connection that ended was made anew; its task may have had nothing to say since."""
