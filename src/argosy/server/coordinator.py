@@ -20,6 +20,7 @@ from argosy.protocol.header import Header
 from argosy.protocol.joining import Describe, Described, JobOver, Refused, Register
 from argosy.protocol.layout import Layout
 from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
+from argosy.server.changes import Changes
 from argosy.server.durable_memory import Memory
 from argosy.server.gathers import Gathers, GathersValue
 from argosy.server.replica_states import ReplicaStates, Standing
@@ -98,6 +99,7 @@ class Coordinator:
         self._norms: NormCollector | None = None
         self.states = ReplicaStates()
         self.tally = Tally(workers)
+        self.changes = Changes(lambda: self.step)
         self._first_batches = SameBatches()
 
     # --- what the next process of this server needs -------------------------------------------------------
@@ -167,6 +169,7 @@ class Coordinator:
             stood, replaces = self.roster[worker], self._core.replaces
             waited = stood is Presence.RETURNING or (replaces and stood is Presence.PRESENT)
             self._gather_bases[worker] = 0 if waited else self._gathers.held
+            self.changes.arrive(Task("worker", worker))
             self._on(Arrived(worker))
         return self._core.base_seq(worker)
 
@@ -209,6 +212,7 @@ class Coordinator:
         """A worker that was waited for does not come back."""
         self._changed = True
         self.lose(worker)
+        self.changes.leave(Task("worker", worker))
         if worker == CHIEF and self.mode is None:
             self.fail(Task("worker", worker), "it was lost before it had registered the model")
 
@@ -227,6 +231,8 @@ class Coordinator:
     def _depart(self, event: Finished | Lost) -> None:
         self._describing.pop(event.worker, None)
         self._described.discard(event.worker)
+        note = self.changes.lose if isinstance(event, Lost) else self.changes.leave
+        note(Task("worker", event.worker))
         self._on(event)
         self._complete_gathers()
 

@@ -58,6 +58,7 @@ class Recovery:
         self._saving.keep()
         if self._coordinator is not None:
             self._coordinator.keep(self._memory)
+            self._coordinator.changes.keep(self._memory)
         if self.lives_changed:
             self.lives_changed = False
             lives = self._connected.lives
@@ -72,6 +73,8 @@ class Recovery:
         registrations = self._executor.recall()
         if self._coordinator is not None:
             self._coordinator.recall(self._memory, registrations, self._saving.checkpoints)
+            self._coordinator.changes.recall(self._memory)
+            self._coordinator.changes.come_back(Task("ps", 0))
         self._requests.recall()
         self._links.recall()
         if (kept := self._memory.get("lives")) is not None:

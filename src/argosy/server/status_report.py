@@ -100,6 +100,7 @@ def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: Waiti
         lines.append(f"{cluster.describe(task)}: {', '.join(part for part in parts if part)}")
     if job.queue:
         lines.append(f"gradients held for a step to come: {job.queue}")
+    lines += coordinator.changes.lines(time.time())
     lines += [f"waiting for {who}, {waiting.seconds:.0f} s" for who in waiting.tasks]
     return StatusReport(tuple(lines), job)
 
@@ -117,4 +118,5 @@ def _job(cluster: ClusterSpec, coordinator: Coordinator, waiting: WaitingReport)
         ),
         waiting=waiting.tasks,
         waited=waiting.seconds,
+        changes=coordinator.changes.latest(),
     )
