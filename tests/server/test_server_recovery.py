@@ -149,8 +149,9 @@ class Noted:
 
 def test_what_is_decided_is_kept_before_anybody_hears_of_it_and_before_it_is_done() -> None:
     happened: list[str] = []
-    parts: list[Any] = [Noted(name, happened) for name in ("executor", "coordinator", "links", "status")]
-    StepMaking(*parts, cast(Any, Noted("recovery", happened))).order([])
+    names = ("executor", "coordinator", "links", "status", "recovery")
+    executor, coordinator, links, status, recovery = (cast(Any, Noted(name, happened)) for name in names)
+    StepMaking(executor, coordinator, links, status, recovery).order([])
     kept = happened.index("recovery.keep")
     assert happened.index("executor.order") < kept < happened.index("links.flush")
     assert kept < happened.index("executor.carry_out")
