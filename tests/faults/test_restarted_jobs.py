@@ -126,10 +126,9 @@ def test_a_server_that_dies_again_while_it_recovers(jobs: Jobs, server: int) -> 
     check_bits(jobs, job, expected)
 
 
-@pytest.mark.parametrize(
-    "victim", [SERVERS[1], *(pytest.param(t, marks=faults) for t in (SERVERS[0], TASKS[2]))]
-)
-@pytest.mark.parametrize("moment", ["serves at", "joined", pytest.param("registering", marks=faults)])
+@faults
+@pytest.mark.parametrize("victim", [*SERVERS, TASKS[2], TASKS[3]])
+@pytest.mark.parametrize("moment", ["serves at", "joined", "registering"])
 def test_a_task_that_dies_at_the_very_start(jobs: Jobs, victim: str, moment: str) -> None:
     expected = undisturbed(jobs, 48, "")
     job = exact(fresh(jobs, "killed"), 48, "", "auto")

@@ -12,7 +12,7 @@ import torch
 from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.protocol.header import Header
-from argosy.protocol.joining import Admitted, Hello, SlotValues, Welcome
+from argosy.protocol.joining import Admitted, Hello, JobOver, SlotValues, Welcome
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.durable_memory import DurableMemory
 from argosy.server.order_executor import OrderExecutor
@@ -94,6 +94,20 @@ def test_a_worker_is_known_again_by_its_life(view: View) -> None:
     first = hello(view(), "first")
     assert hello(view(), "first").base_seq == first.base_seq
     assert hello(view(), "second").base_seq > first.base_seq  # another process in its place
+
+
+def test_a_server_that_has_heard_of_the_end_does_not_wait_for_the_coordinator(view: View) -> None:
+    """It was acknowledged, so the coordinator may have ended, and nobody says it again."""
+
+    def process() -> ParameterServer:
+        listener = LocalListener()
+        return ParameterServer(TWO, 1, listener, lambda _: LocalListener().connect(b"1"), 5.0, memory=view())
+
+    first = process()
+    assert not first._job_end.is_over(0.0)
+    first._obey(Task("ps", 0), JobOver())
+    first._settle()
+    assert process()._job_end.is_over(0.0)
 
 
 def links(memory: DurableMemory) -> PeerLinks:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from argosy.errors import JobFailed, SaveFailed
 from argosy.protocol.joining import JobOver
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.coordinator import Coordinator
+from argosy.server.durable_memory import Memory
 
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0
@@ -14,12 +17,21 @@ FAILURE_GRACE = 10.0
 class JobEnd:
     """Of one server; the coordinator's word ends the others."""
 
-    def __init__(self, name: str, coordinator: Coordinator | None, saving: ShardSaving) -> None:
+    def __init__(
+        self, name: str, coordinator: Coordinator | None, saving: ShardSaving, memory: Memory
+    ) -> None:
         self._name = name
         self._coordinator = coordinator
         self._saving = saving
         self._failed_at: float | None = None
-        self.told: JobOver | None = None  # by the coordinator
+        self._memory = memory
+        kept = memory.get("over")
+        self.told = None if kept is None else msgspec.msgpack.decode(kept, type=JobOver)  # by the coordinator
+
+    def hear(self, over: JobOver) -> None:
+        """The coordinator says that the job is over; it may end then, and never say it again."""
+        self.told = over
+        self._memory.put("over", msgspec.msgpack.encode(over))
 
     def is_over(self, now: float) -> bool:
         """Whether nothing is left to do."""

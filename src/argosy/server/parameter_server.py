@@ -118,7 +118,7 @@ class ParameterServer:
             cluster, self._executor, self._saving, self._coordinator, self._memory
         )
         self._links = PeerLinks(cluster, self.task, connect, bool(lane), self._memory, losses.replaces)
-        self._job_end = JobEnd(str(self.task), self._coordinator, self._saving)
+        self._job_end = JobEnd(str(self.task), self._coordinator, self._saving, self._memory)
         self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
         self._missing_tasks = MissingTasks(
             self.task,
@@ -304,7 +304,7 @@ class ParameterServer:
                 self._executor.expect_factor(step, factor)
                 self._executor.go_on()
             case JobOver() if task.index == 0:
-                self._job_end.told = header
+                self._job_end.hear(header)
                 self._unsettled = True
                 self._links.say_state_soon()  # the coordinator waits for this before it ends
             case _:
