@@ -9,6 +9,8 @@ from argosy.server.coordinator import Coordinator
 
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0
+# And so long if it is workers that hang who have ended the job: they do not listen.
+STALL_GRACE = 1.0
 
 
 class JobEnd:
@@ -20,6 +22,7 @@ class JobEnd:
         self._saving = saving
         self._failed_at: float | None = None
         self.told: JobOver | None = None  # by the coordinator
+        self.grace = FAILURE_GRACE
 
     def is_over(self, now: float) -> bool:
         """Whether nothing is left to do."""
@@ -34,7 +37,7 @@ class JobEnd:
     def _is_told(self, coordinator: Coordinator, failure: JobOver, now: float) -> bool:
         """Whether every worker has heard of a failure, or had the time to, and nothing more will be saved."""
         self._failed_at = self._failed_at or now
-        late = now - self._failed_at > FAILURE_GRACE
+        late = now - self._failed_at > self.grace
         if self._saving.busy:  # a server that has failed may never report its file
             return late and failure.task.startswith("/job:ps/")
         return late or not any(coordinator.is_present(w) for w in coordinator.roster.awaited())
