@@ -56,6 +56,7 @@ class CoordinatorValue(msgspec.Struct, array_like=True):
     tally: list[Counts]
     failure: JobOver | None
     states: dict[int, Standing]
+    gather_bases: dict[int, int]
 
 
 _encode = msgspec.msgpack.encode
@@ -122,6 +123,7 @@ class Coordinator:
             self.tally.value(),
             self.failure,
             self.states.value(),
+            self._gather_bases,
         )
         memory.put("coordinator", _encode(value))
 
@@ -142,6 +144,7 @@ class Coordinator:
             self._norms.recall(value.norms)
         self.tally.recall(value.tally)
         self.failure = value.failure
+        self._gather_bases = value.gather_bases
         given = {worker: memory.get(f"state/{worker}") for worker in value.states}
         parts = {w: msgspec.msgpack.decode(p, type=dict[str, bytes]) for w, p in given.items() if p}
         self.states.recall(value.states, parts)

@@ -12,6 +12,8 @@ from argosy.server.durable_memory import Memory
 
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0
+# And so long if it is workers that hang who have ended the job: they do not listen.
+STALL_GRACE = 1.0
 
 
 class JobEnd:
@@ -24,6 +26,7 @@ class JobEnd:
         self._coordinator = coordinator
         self._saving = saving
         self._failed_at: float | None = None
+        self.grace = FAILURE_GRACE
         self._memory = memory
         kept = memory.get("over")
         self.told = None if kept is None else msgspec.msgpack.decode(kept, type=JobOver)  # by the coordinator
@@ -46,7 +49,7 @@ class JobEnd:
     def _is_told(self, coordinator: Coordinator, failure: JobOver, now: float) -> bool:
         """Whether every worker has heard of a failure, or had the time to, and nothing more will be saved."""
         self._failed_at = self._failed_at or now
-        late = now - self._failed_at > FAILURE_GRACE
+        late = now - self._failed_at > self.grace
         if self._saving.busy:  # a server that has failed may never report its file
             return late and failure.task.startswith("/job:ps/")
         return late or not any(coordinator.is_present(w) for w in coordinator.roster.awaited())

@@ -54,6 +54,7 @@ from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.peer_links import PeerLinks
 from argosy.server.recovery import Recovery
+from argosy.server.stall_watch import StallWatch
 from argosy.server.status_report import StatusAnswers
 from argosy.server.step_making import StepMaking
 from argosy.server.worker_requests import WorkerRequests, resume_point
@@ -132,6 +133,7 @@ class ParameterServer:
             losses.replaces,
         )
         self._lost_gradients = LostGradients(self.task, cluster, self._executor, self._coordinator)
+        self._stall = self._make_stall_watch(losses.stall_after)
         self._recovery = self._make_recovery()
         self._steps = StepMaking(self._executor, self._coordinator, self._links, self.status, self._recovery)
         if self._memory.found:
@@ -156,6 +158,12 @@ class ParameterServer:
             self._connected,
             self._handshake,
         )
+
+    def _make_stall_watch(self, stall_after: float | None) -> StallWatch | None:
+        if self._coordinator is None or stall_after is None:
+            return None
+        head, links, end = self._coordinator, self._links, self._job_end
+        return StallWatch(stall_after, self._cluster, head, links, self.status, self._waiting, end)
 
     def _make_coordinator(self, losses: LossPolicy) -> Coordinator:
         return Coordinator(
@@ -376,7 +384,10 @@ class ParameterServer:
             self._stop()
         self._links.keep_time(now)
         self.status.look(now)
+        if self._stall is not None:
+            self._stall.look(now)
         for task in self._connected.overdue(now, self._reaches, self._listener.stands_still):
+            self._recovery.lives_changed = True
             self._missing_tasks.lose(task)
         self._missing_tasks.look(now)
         if (lost := self._lost_gradients.look(now)) is not None:

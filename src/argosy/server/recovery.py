@@ -23,6 +23,7 @@ class Lives(msgspec.Struct, array_like=True):
 
     workers: dict[int, str]
     admitted: dict[int, str]
+    ended: list[str]
 
 
 class Recovery:
@@ -63,7 +64,12 @@ class Recovery:
             self.lives_changed = False
             lives = self._connected.lives
             workers = {task.index: life for task, life in lives.items() if task.job == "worker"}
-            self._memory.put("lives", msgspec.msgpack.encode(Lives(workers, self._handshake.admitted)))
+            self._memory.put(
+                "lives",
+                msgspec.msgpack.encode(
+                    Lives(workers, self._handshake.admitted, sorted(self._connected.ended_lives))
+                ),
+            )
         self._memory.commit()
 
     def recall(self) -> None:
@@ -81,5 +87,6 @@ class Recovery:
             lives = msgspec.msgpack.decode(kept, type=Lives)
             self._connected.recall({Task("worker", worker): life for worker, life in lives.workers.items()})
             self._handshake.recall(lives.admitted)
+            self._connected.ended_lives |= set(lives.ended)
         if (report := self._saving.unwritten()) is not None:
             self._links.tell(report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -48,13 +49,17 @@ class StatusAnswers:
         """A question, or what is needed to answer one."""
         match header:
             case StatusRequest(stacks=True):
-                self._inquiry.begin(peer, msgspec.structs.replace(self._report(), lines=tuple(self.lines())))
+                self.inquire(partial(self._listener.send, peer))
             case StatusRequest():
                 self._listener.send(peer, self._report())
             case StacksOffer():
                 self._inquiry.offer(peer, header)
             case Stacks():
                 self._inquiry.take(peer, header)
+
+    def inquire(self, answer: Callable[[StatusReport], object]) -> None:
+        """Ask the workers waited for what they are doing; `answer` gets all that there is to say, soon."""
+        self._inquiry.begin(msgspec.structs.replace(self._report(), lines=tuple(self.lines())), answer)
 
     def note(self, decisions: Iterable[Decision]) -> None:
         """The coordinator has decided this."""
