@@ -103,16 +103,7 @@ class ParameterServer:
         self._looked = 0.0
         self._unsettled = True
         self._saving = ShardSaving(index, cluster.count("ps"), self._memory)
-        self._executor = OrderExecutor(
-            index,
-            self._reply,
-            lambda step, square: self._steps.report_norm(step, square),
-            self._copies,
-            self._saving,
-            cluster.count("worker"),
-            self._memory,
-            self._settle,
-        )
+        self._executor = self._make_executor(index)
         self._coordinator = self._make_coordinator(losses) if index == 0 else None
         self.status = StatusAnswers(cluster, listener, self._coordinator, self._waiting, self._connected)
         self._requests = WorkerRequests(
@@ -147,17 +138,21 @@ class ParameterServer:
             self._deferred.flush()
         self._links.flush()
 
-    def _make_recovery(self) -> Recovery:
-        return Recovery(
-            self._memory,
-            self._executor,
+    def _make_executor(self, index: int) -> OrderExecutor:
+        return OrderExecutor(
+            index,
+            self._reply,
+            lambda step, square: self._steps.report_norm(step, square),
+            self._copies,
             self._saving,
-            self._coordinator,
-            self._requests,
-            self._links,
-            self._connected,
-            self._handshake,
+            len(self._workers),
+            self._memory,
+            self._settle,
         )
+
+    def _make_recovery(self) -> Recovery:
+        talking = (self._requests, self._links, self._connected, self._handshake)
+        return Recovery(self._memory, self._executor, self._saving, self._coordinator, *talking)
 
     def _make_stall_watch(self, stall_after: float | None) -> StallWatch | None:
         if self._coordinator is None or stall_after is None:
