@@ -21,10 +21,11 @@ from argosy.protocol.joining import Describe, Described, JobOver, Refused, Regis
 from argosy.protocol.layout import Layout
 from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
 from argosy.server.changes import Changes
+from argosy.server.coordinator_value import CoordinatorValue
 from argosy.server.durable_memory import Memory
 from argosy.server.gathers import Gathers, GathersValue
-from argosy.server.replica_states import ReplicaStates, Standing
-from argosy.server.tally import Counts, Tally
+from argosy.server.replica_states import ReplicaStates
+from argosy.server.tally import Tally
 from argosy.store.same_batches import SameBatches
 from argosy.update.admission import admission_for
 from argosy.update.checkpoints import Checkpoints
@@ -32,7 +33,6 @@ from argosy.update.clipping import NormCollector
 from argosy.update.coordination import (
     Arrived,
     Coordination,
-    CoordinationValue,
     CutWanted,
     CutWritten,
     Event,
@@ -45,18 +45,6 @@ from argosy.update.membership import Presence, Roster
 
 CHIEF = 0
 _LOSSES = LossPolicy()
-
-
-class CoordinatorValue(msgspec.Struct, array_like=True):
-    """All that the coordinator knows, but for the model and the checkpoints, as plain data."""
-
-    core: CoordinationValue
-    described: list[int]
-    norms: tuple[dict[int, dict[int, float]], int] | None
-    tally: list[Counts]
-    failure: JobOver | None
-    states: dict[int, Standing]
-    gather_bases: dict[int, int]
 
 
 _encode = msgspec.msgpack.encode
