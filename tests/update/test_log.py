@@ -137,3 +137,15 @@ def test_any_network(seed: int) -> None:
         follower.catch_up()
         assert follower.taken == entries(30)
     assert log.kept == 0
+
+
+def test_every_gap_is_asked_for_once() -> None:
+    reader = LogReader()
+    assert reader.take(1, 1)
+    assert reader.misses(1, 3)
+    assert not reader.misses(1, 4)
+    assert reader.take(1, 2)
+    assert reader.misses(1, 4)
+    assert reader.take(1, 3)
+    assert reader.take(1, 4)
+    assert reader.misses(1, 6)
