@@ -66,8 +66,6 @@ LINES_OF_A_FUNCTION = 60
 LARGE = {
     "argosy.remote.client.cluster_client": "one class: the state of a connection, all of it under one lock",
     "argosy.remote.client.dispatch": "a remote tensor and its dispatch need each other",
-    "argosy.server.order_executor": "one class: pushes that wait, decisions in order, what is kept of both",
-    "argosy.server.parameter_server": "one method for each message, and what follows from it",
     "argosy.remote.task.client_session": "one method for each instruction of a batch",
 }
 

@@ -41,10 +41,10 @@ def test_defaults(script: Path, jobs: list[JobSpec]) -> None:
 
 def test_every_option(script: Path, jobs: list[JobSpec]) -> None:
     words = "--ps 3 --workers 4 --mode sync --aggregate 3 --late fold --tokens 2 --max-staleness 5"
-    words += " --max-restarts 7 --on-loss shrink --min-workers 2"
+    words += " --max-restarts 7 --on-loss shrink --min-workers 2 --stall-after 60"
     cli.main(["run", *words.split(), "--log-dir", "logs", "--threads", "2", str(script)])
     settings = {"mode": "sync", "aggregate": "3", "late": "fold", "tokens": "2", "max_staleness": "5"}
-    settings |= {"max_restarts": "7", "on_loss": "shrink", "min_workers": "2"}
+    settings |= {"max_restarts": "7", "on_loss": "shrink", "min_workers": "2", "stall_after": "60"}
     assert jobs == [JobSpec(script, (), 3, 4, settings, 2, Path("logs"))]
 
 
@@ -160,7 +160,7 @@ def test_options_of_run_are_those_pinned(capsys: pytest.CaptureFixture[str]) -> 
     pinned = {"--ps", "--workers", "--mode", "--aggregate", "--late", "--tokens", "--max-staleness"}
     names = {name for parameter in cli.run.params for name in parameter.opts if name.startswith("--")}
     ours = {"--log-dir", "--threads", "--fork-server", "--evaluator", "--serve", "--grace"}
-    ours |= {"--max-restarts", "--on-loss", "--min-workers"}
+    ours |= {"--max-restarts", "--on-loss", "--min-workers", "--stall-after"}
     assert names == pinned | ours
 
 

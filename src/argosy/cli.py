@@ -95,6 +95,11 @@ _fork_server = click.option(
 )
 @click.option("--min-workers", metavar="N", help="With fewer workers than this the job ends.  [default: 1]")
 @click.option(
+    "--stall-after",
+    metavar="SECONDS",
+    help="Without progress for so long the job ends, and says where it is stuck.  [default: never]",
+)
+@click.option(
     "--log-dir", metavar="DIR", type=click.Path(path_type=Path), help="Keep each task's output here."
 )
 @click.option("--evaluator", is_flag=True, help="Also a task that evaluates each checkpoint.")

@@ -230,9 +230,10 @@ class Launched:
         return int(self.address(task).rpartition(":")[2])
 
     def _started(self, task: str) -> re.Match[str]:
-        found = re.search(rf"^started {task} pid (\d+) at (\S+)$", self.launcher.out, re.MULTILINE)
+        """The line of its latest process: of a task that was started again, there are several."""
+        found = list(re.finditer(rf"^started {task} pid (\d+) at (\S+)$", self.launcher.out, re.MULTILINE))
         assert found, self.launcher
-        return found
+        return found[-1]
 
     def lines(self, task: str) -> list[str]:
         """What a task has said, on both streams."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from jobs import Jobs, jobs
@@ -49,6 +50,29 @@ def test_a_job_that_is_stuck_says_where(jobs: Jobs, worker: int) -> None:
         if name == f"worker{worker}":
             assert "in a_hang_of_my_own" in task.err, task
         assert task.process.poll() is None, task
+
+
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.faults)])
+def test_a_job_without_progress_ends_and_says_where_it_is_stuck(jobs: Jobs, mode: str) -> None:
+    """In an asynchronous job nobody waits for one who hangs: it is stuck when all are."""
+    hangs = "1" if mode == "sync" else "0 1"
+    text = TRAIN.replace(
+        'replica.index == int(os.environ["HANGS"])', 'str(replica.index) in os.environ["HANGS"]'
+    )
+    words = ["run", "--ps", 2, "--workers", 2, "--mode", mode, "--stall-after", 3, "--log-dir", "logs"]
+    launcher = jobs.start("launcher", ["-m", "argosy.cli", *words, jobs.script(text)], HANGS=hangs)
+    for worker in hangs.split():
+        launcher.until(f"[/job:worker/task:{worker}] hangs")
+    began = time.monotonic()
+    assert launcher.wait() == 1, launcher
+    assert 3 <= time.monotonic() - began < 20, launcher
+    said = launcher.err
+    assert "global step " in said, launcher
+    assert "s ago: Apply(step=" in said, launcher
+    for worker in hangs.split():
+        assert f"/job:worker/task:{worker} at " in said.rpartition(" s at step ")[2], launcher
+    assert said.count("in a_hang_of_my_own") == len(hangs.split()), launcher
+    assert "waiting for /job:worker/task:" in said.splitlines()[-1], launcher
 
 
 def test_a_handler_of_the_script_stays(jobs: Jobs) -> None:

@@ -159,6 +159,8 @@ def test_the_command_is_the_script_with_its_arguments(script: Path) -> None:
         (0, 2, {"max_restarts": "1"}, "--max-restarts"),
         (0, 2, {"mode": "ring", "on_loss": "wait"}, "--on-loss"),
         (0, 2, {"mode": "ring", "min_workers": "1"}, "--min-workers"),
+        (0, 2, {"mode": "ring", "stall_after": "60"}, "--stall-after"),
+        (1, 2, {"stall_after": "0"}, "stall_after"),
     ],
 )
 def test_what_cannot_work_is_refused(

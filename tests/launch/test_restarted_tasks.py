@@ -25,6 +25,15 @@ def die(number=signal.SIGKILL):
     os.kill(os.getpid(), number)
     hang()
 
+over = os.environ["TEST_GATE"] + "-over"
+
+def stay():  # as a server does: with its end, the job is over
+    while not os.path.exists(over):
+        time.sleep(0.01)
+
+def end():
+    open(over, "w").close()
+
 def call(word, server=0):
     host, port = cluster["ps"][server].split(":")
     with socket.create_connection((host, int(port))) as link:
@@ -96,6 +105,9 @@ def test_a_worker_comes_back_as_it_was(launcher: Launcher) -> None:
             print("no newline", end="", flush=True)
             print("ready", file=sys.stderr)
             hang()
+        end()
+    elif job == "ps":
+        stay()
     """
     logs = launcher.directory / "logs"
     options = ("--log-dir", str(logs), "--max-restarts", "2")
@@ -141,6 +153,9 @@ def test_a_worker_without_restarts_is_given_up(launcher: Launcher) -> None:
         while not tasks_given_up():
             time.sleep(0.01)
         print("without", *tasks_given_up())
+        end()
+    else:
+        stay()
     """
     done = launcher.run(LIFE + body_of(body), "--max-restarts", "2")
     assert done.process.returncode == 128 + signal.SIGSEGV
@@ -207,6 +222,8 @@ def test_what_an_earlier_life_said_is_not_its_last_word(launcher: Launcher) -> N
             print("Traceback (most recent call last):\\nKeyError: handled", file=sys.stderr)
             die()
         os._exit(3)
+    elif job == "ps":
+        stay()
     """
     done = launcher.run(LIFE + body_of(body))
     assert done.process.returncode == 3
@@ -249,8 +266,12 @@ def test_kill_9_of_the_launcher_after_a_restart_leaves_nothing(launcher: Launche
 def test_without_its_fork_server_a_task_comes_back_cold(forking_launcher: Launcher) -> None:
     body = """
     print("life", life)
-    if life == 1 and (job, index) == ("worker", 1):
-        hang()
+    if job == "ps":
+        stay()
+    elif index == 1:
+        if life == 1:
+            hang()
+        end()
     """
     launch = forking_launcher.start(LIFE + body_of(body))
     launch.until("[/job:worker/task:1] life 1\n")

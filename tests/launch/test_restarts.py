@@ -297,6 +297,38 @@ def test_a_server_that_waits_for_its_restart_stays_away_when_all_workers_ended_w
     assert job.failures == []
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_worker_that_dies_when_the_servers_have_ended_well_would_wait_for_them(waits: bool) -> None:
+    job = supervise()
+    if waits:
+        end(job, W1)
+    end(job, PS0, 0)
+    decisions = [] if waits else end(job, W1)
+    assert not job.may_restart(W1)
+    if not waits:
+        assert says(decisions) == (
+            "/job:worker/task:1 was killed by SIGKILL (pid 4242) when the job had ended; "
+            "it is not started again; the others go on"
+        )
+    end(job, PS1, 0)
+    end(job, W0, 0)
+    assert job.over
+    assert [failure.task for failure in job.survived] == [W1]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_nobody_needs_a_server_that_dies_when_another_has_ended_well(waits: bool) -> None:
+    job = supervise()
+    if waits:
+        end(job, PS1)
+    end(job, PS0, 0)
+    if not waits:
+        assert "need it no more" in says(end(job, PS1))
+    for task in (W0, W1):
+        end(job, task, 0)
+    assert (job.over, job.failures) == (True, [])
+
+
 def test_without_restarts_a_server_that_dies_late_is_a_failure() -> None:
     job = supervise(most=0)
     for task in (W0, W1):

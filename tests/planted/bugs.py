@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bug import Bug
 from log_bugs import LOG_BUGS
+from recovery_bugs import RECOVERY_BUGS
 from replacement_bugs import REPLACEMENT_BUGS
 from ring_bugs import RING_BUGS
 from store_bugs import STORE_BUGS
@@ -231,6 +232,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     *STORE_BUGS,
     *LOG_BUGS,
+    *RECOVERY_BUGS,
     *REPLACEMENT_BUGS,
     *RING_BUGS,
 )

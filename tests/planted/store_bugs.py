@@ -15,30 +15,30 @@ STORE_BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "a push is kept after its decision",
-        "server/order_executor.py",
+        "server/held_pushes.py",
         "held = self._held.pop((worker, seq), _NOTHING)",
         "held = self._held.get((worker, seq), _NOTHING)",
         ("server/test_order_executor.py::test_nothing_is_kept_of_a_push_after_its_decision",),
     ),
     Bug(
         "a push in shared memory that is held is not copied",
-        "server/order_executor.py",
-        "            self._held[key] = held = self._held[key].copy()\n",
-        "            held = self._held[key]\n",
+        "server/held_pushes.py",
+        "        self._held[worker, seq] = held = self._held[worker, seq].copy()\n",
+        "        held = self._held[worker, seq]\n",
         (
             "server/test_order_executor.py::test_a_gradient_that_waits_for_others_is_as_it_was_when_it_was_answered",
         ),
     ),
     Bug(
         "a block that was sent ahead of another push is used",
-        "server/order_executor.py",
+        "server/held_pushes.py",
         "if seq != header.seq or not set(header.ahead) <= kept.keys():",
         "if not set(header.ahead) <= kept.keys():",
         ("server/test_order_executor.py::test_a_block_that_was_sent_ahead_of_another_push_does_not_count",),
     ),
     Bug(
         "blocks of an earlier push are kept for the next",
-        "server/order_executor.py",
+        "server/held_pushes.py",
         "kept = kept if seq == header.seq else {}",
         "kept = dict(kept)",
         (

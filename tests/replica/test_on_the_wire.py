@@ -15,7 +15,7 @@ from argosy.entry import Replica
 from argosy.modes import Sync
 from argosy.replica import server_exchange
 from argosy.replica.optimizer import DistributedOptimizer
-from argosy.server.order_executor import OrderExecutor
+from argosy.server.held_pushes import HeldPushes
 from argosy.testing import Lane, LocalCluster
 
 STEPS = 12
@@ -76,13 +76,13 @@ def buckets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small blocks, and a note of each that a server took ahead of its push."""
     monkeypatch.setattr(server_exchange, "_BLOCK_BYTES", 64)
     taken: list[int] = []
-    keep = OrderExecutor.keep_ahead
+    keep = HeldPushes.keep_ahead
 
-    def noting(self: OrderExecutor, worker: int, message: Any) -> None:
+    def noting(self: HeldPushes, worker: int, message: Any) -> None:
         taken.append(message.header.place)
         keep(self, worker, message)
 
-    monkeypatch.setattr(OrderExecutor, "keep_ahead", noting)
+    monkeypatch.setattr(HeldPushes, "keep_ahead", noting)
     return taken
 
 

@@ -62,7 +62,7 @@ class Server:
 @pytest.mark.parametrize("by_order", [True, False])
 def test_what_lies_in_the_memory_is_applied_as_it_is_then(by_order: bool) -> None:
     server, slot = Server(), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    server.executor.keep_gradient_memory(1, [slot])
+    server.executor.pushes.keep_gradient_memory(1, [slot])
     assert server.push(1, by_order=by_order) == [-1, -2, -3, -4]
     slot.fill_(1.0)
     assert server.push(2, by_order=by_order) == [-2, -3, -4, -5]
@@ -71,15 +71,15 @@ def test_what_lies_in_the_memory_is_applied_as_it_is_then(by_order: bool) -> Non
 @pytest.mark.parametrize("by_order", [True, False])
 def test_what_a_push_says_is_absent_is_absent_from_that_push_alone(by_order: bool) -> None:
     server = Server()
-    server.executor.keep_gradient_memory(1, [torch.ones(4)])
+    server.executor.pushes.keep_gradient_memory(1, [torch.ones(4)])
     assert server.push(1, by_order=by_order, absent=(0,)) == [0, 0, -1, -1]
     assert server.push(2, by_order=by_order) == [-1, -1, -2, -2]
 
 
 def test_the_memory_of_a_worker_that_comes_again_takes_the_place_of_the_earlier_one() -> None:
     server = Server()
-    server.executor.keep_gradient_memory(1, [torch.ones(4)])
-    server.executor.keep_gradient_memory(1, [torch.full((4,), 2.0)])
+    server.executor.pushes.keep_gradient_memory(1, [torch.ones(4)])
+    server.executor.pushes.keep_gradient_memory(1, [torch.full((4,), 2.0)])
     assert server.push(1, by_order=False) == [-2, -2, -2, -2]
 
 
@@ -101,7 +101,7 @@ def test_a_turn_without_a_gradient_needs_no_memory() -> None:
 def test_a_gradient_that_waits_for_others_is_as_it_was_when_it_was_answered() -> None:
     """Its worker goes on, and writes its next gradient to the same memory."""
     server, slot = Server(), torch.ones(4)
-    server.executor.keep_gradient_memory(1, [slot])
+    server.executor.pushes.keep_gradient_memory(1, [slot])
     for seq in (1, 2):
         server.executor.hold_shared(1, PushRequest(seq, 0, shared=True))
         server.executor.carry_out([Answer(1, seq, "held", 0)])
@@ -173,12 +173,12 @@ def test_nothing_is_kept_of_a_push_after_its_decision(outcome: str) -> None:
         server.executor.carry_out([Forget(1, 1), Answer(1, 1, "dropped", 0)])
     gc.collect()
     assert seen() is None
-    assert not server.executor._held  # nor a copy
+    assert not server.executor.pushes._held  # nor a copy
 
 
 # --- sent ahead -------------------------------------------------------------------------------------------
 def bucket(server: Server, seq: int) -> None:
-    server.executor.keep_ahead(1, Message(BlockAhead(seq, 0), [torch.ones(4)]))
+    server.executor.pushes.keep_ahead(1, Message(BlockAhead(seq, 0), [torch.ones(4)]))
 
 
 def test_a_block_that_was_sent_ahead_is_found_by_its_push() -> None:
@@ -201,5 +201,5 @@ def test_a_block_that_was_sent_ahead_of_another_push_does_not_count() -> None:
 def test_a_block_of_an_earlier_push_does_not_stand_in_for_one_that_was_lost() -> None:
     server = Server(blocks=2)
     for seq, block in ((1, 0), (2, 1)):
-        server.executor.keep_ahead(1, Message(BlockAhead(seq, block), [torch.ones(2)]))
+        server.executor.pushes.keep_ahead(1, Message(BlockAhead(seq, block), [torch.ones(2)]))
     assert not server.executor.hold(1, Message(PushRequest(2, 0, ahead=(0, 1))))

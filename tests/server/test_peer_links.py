@@ -10,15 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from argosy.cluster.spec import ClusterSpec, Task
 from argosy.entry import Replica
 from argosy.modes import Async, Mode, Sync
 from argosy.protocol.header import Header, LogEntry, LogState
-from argosy.protocol.joining import Hello, JobOver, Known, Welcome
-from argosy.server.peer_links import PeerLinks
+from argosy.protocol.joining import JobOver
 from argosy.testing import LocalCluster
-from argosy.wire.channel import Channel, Delivery
-from argosy.wire.local_channel import LocalListener
+from argosy.wire.channel import Channel
 
 STEPS = 30
 
@@ -105,59 +102,3 @@ def test_the_end_of_the_job_reaches_every_server(monkeypatch: pytest.MonkeyPatch
     outcome = LossyCluster(Sync(), 0.0, seed=1).run_to_the_end(train)
     assert not outcome.errors
     assert len(sent) >= 6
-
-
-# --- getting in touch -------------------------------------------------------------------------------------
-COORDINATOR, OTHER = Task("ps", 0), Task("ps", 1)
-OVER = JobOver(str(COORDINATOR), "for a test")
-
-
-class OneLink:
-    """The coordinator's link to one other server, of which a test plays the part."""
-
-    def __init__(self) -> None:
-        cluster = ClusterSpec({"ps": ["h:1", "h:2"], "worker": ["h:3"]})
-        self._other = LocalListener()
-        self.links = PeerLinks(cluster, COORDINATOR, lambda _: self._other.connect(b"me"), use_lane=False)
-        arrival = self._other.receive(5.0)
-        assert isinstance(arrival, Delivery)
-        assert isinstance(arrival.message.header, Hello)
-        self._peer = arrival.peer
-
-    def answers(self, header: Header) -> None:
-        self._other.send(self._peer, header)
-        assert self.links.advance()
-
-    def heard(self) -> list[Header]:
-        """All that has come to the other server since the last look."""
-        found: list[Header] = []
-        while isinstance(arrival := self._other.receive(0.0), Delivery):
-            found.append(arrival.message.header)
-        return found
-
-
-def test_a_welcome_without_a_proof_is_not_enough() -> None:
-    """The proof was lost with a connection: who is there may be anybody, and is told nothing."""
-    link = OneLink()
-    link.answers(Welcome())
-    link.links.tell(OVER)
-    link.links.flush()
-    assert link.links.missing() == [OTHER]
-    assert not link.links.ready
-    assert link.heard() == []
-    link.answers(Known(b"proof"))
-    assert link.links.missing() == []
-    assert link.links.ready
-    assert link.heard() == [LogEntry(1, 1, OVER)]
-    link.links.close()
-
-
-def test_what_was_told_before_the_welcome_is_sent_with_it_and_not_a_second_later() -> None:
-    link = OneLink()
-    link.links.tell(OVER)
-    link.links.flush()
-    link.answers(Known(b"proof"))
-    assert link.heard() == []
-    link.answers(Welcome())
-    assert link.heard() == [LogEntry(1, 1, OVER)]
-    link.links.close()

@@ -20,6 +20,7 @@ class Executor:
 
     def __init__(self) -> None:
         self.done: list[object] = []
+        self.pushes = self  # the part that keeps gradients
 
     def give(self, message: Message[Any]) -> None:
         self.done.append(message.header)

@@ -91,8 +91,11 @@ def test_a_worker_that_is_lost_is_an_event(tmp_path: Path) -> None:
 
     outcome = cluster.run_to_the_end(lambda replica: train(replica, tmp_path, 6, die))
     assert not outcome.errors
-    (lost,) = events(tmp_path, "worker")
-    assert (lost["task"], lost["presence"]) == ("/job:worker/task:1", "gone")
+    (lost,) = events(tmp_path, "lost")
+    assert (lost["task"], lost["step"]) == ("/job:worker/task:1", 3)
+    assert {event["task"] for event in events(tmp_path, "joined")} == {
+        f"/job:worker/task:{i}" for i in (0, 1)
+    }
 
 
 def test_a_second_run_appends(tmp_path: Path) -> None:

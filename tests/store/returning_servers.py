@@ -43,9 +43,9 @@ class KeptExecutor(OrderExecutor):
 
     def forget(self) -> None:
         """What a new process does not know."""
-        self._gradient_memory.clear()
-        self._held.clear()
-        self._ahead.clear()
+        self.pushes._gradient_memory.clear()
+        self.pushes._held.clear()
+        self.pushes._ahead.clear()
         self._lacking = True
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from argosy.modes import Async, Ring, Sync
 from argosy.protocol.asking import (
+    Change,
     JobStatus,
     Stacks,
     StacksOffer,
@@ -94,6 +95,7 @@ EXAMPLES: list[Header] = [
     Stacks("main thread:\n"),
     StatusReport(("one", "zwölf")),
     StatusReport((), JobStatus(7, 1.5, "Sync()", 9, 1, (WORKER, WorkerStatus("b", "gone")), ("b",), 0.5)),
+    StatusReport((), JobStatus(7, 1.5, changes=(Change(1, "lost", "b", 7, 1.7e9),))),
     Describe(LAYOUT.parameters, Sync(aggregate=2, late="fold")),
     Describe((), Async(max_staleness=0)),
     Described(LAYOUT),

@@ -55,6 +55,7 @@ class Identity:
     max_restarts: int = 0  # how often a task that died is started again, by whoever started it
     on_loss: str = "wait"
     min_workers: int = 1
+    stall_after: float | None = None
     num_gpus: int | None = None
     use_lane: bool = True
     by_torchrun: bool = False
@@ -62,7 +63,7 @@ class Identity:
     @property
     def losses(self) -> LossPolicy:
         """What follows when a worker is lost."""
-        return LossPolicy(self.max_restarts, self.on_loss, self.min_workers)
+        return LossPolicy(self.max_restarts, self.on_loss, self.min_workers, self.stall_after)
 
 
 def take_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -144,6 +145,7 @@ def discover(
         max_restarts=read_int("max_restarts", settings.get("max_restarts", "0")),
         on_loss=_read_on_loss(settings.get("on_loss", "wait")),
         min_workers=read_int("min_workers", settings.get("min_workers", "1"), least=1),
+        stall_after=_read_stall_after(settings),
         num_gpus=read_int("num_gpus", settings["num_gpus"]) if "num_gpus" in settings else None,
         use_lane=_read_lane(settings.get("lane", "auto")),
         by_torchrun=by_torchrun,
@@ -212,6 +214,10 @@ def _read_lane(text: str) -> bool:
     if text not in LANES:
         raise ConfigError("lane", f"one of {', '.join(LANES)}", repr(text))
     return text == "auto"
+
+
+def _read_stall_after(settings: Mapping[str, str]) -> float | None:
+    return read_seconds("stall_after", settings["stall_after"]) if "stall_after" in settings else None
 
 
 def _read_lease(settings: Mapping[str, str]) -> Lease:

@@ -1,4 +1,6 @@
-"""What follows when a worker is lost: does it come back, does a step wait for it, how few are enough?"""
+"""What follows when a worker is lost: does it come back, does a step wait for it, how few are enough? And how
+long may a job make no progress?
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LossPolicy:
-    """As the settings of a job say it: `--max-restarts`, `--on-loss`, `--min-workers`."""
+    """As the settings of a job say it: `--max-restarts`, `--on-loss`, `--min-workers`, `--stall-after`."""
 
     max_restarts: int = 0
     on_loss: str = "wait"
     min_workers: int = 1
+    stall_after: float | None = None
 
     @property
     def replaces(self) -> bool:

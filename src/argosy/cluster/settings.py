@@ -32,6 +32,7 @@ FLAGS = (
     "max_restarts",
     "on_loss",
     "min_workers",
+    "stall_after",
     "lane",
 )
 # Flags that may stand alone: `--insecure` means `--insecure=true`.

@@ -31,7 +31,7 @@ from argosy.launch.supervise import Restarts
 # Beside the error records of all tasks.
 STATUS_NAME = "status.json"
 # Settings that describe the user's machine and not a job: they may come from the surrounding environment.
-_OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lease", "lane"})
+_OF_THE_MACHINE = frozenset({"num_gpus", "insecure", "wait", "lease", "stall_after", "lane"})
 # Left over from another job, these would tell a task that it is somebody else.
 JOB_VARIABLES = frozenset(
     {variable(setting) for setting in FLAGS if setting not in _OF_THE_MACHINE}
@@ -66,6 +66,10 @@ GRACE = 30.0
 MAX_RESTARTS = 3
 # Settings of tasks that are started again.
 _OF_RESTARTS = ("max_restarts", "on_loss", "min_workers")
+# Why a ring cannot have a setting.
+_NOT_IN_A_RING = dict.fromkeys(_OF_RESTARTS, "a ring ends with any of its workers") | {
+    "stall_after": "it is the first server that sees whether a job makes progress"
+}
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,7 @@ def serving(job: JobSpec) -> JobSpec:
     if job.settings:
         name = next(iter(job.settings))
         unwanted = "no restarts" if name in _OF_RESTARTS else "no mode"
+        unwanted = "no such limit" if name == "stall_after" else unwanted
         raise ConfigError(f"--{name.replace('_', '-')}", f"{unwanted} together with --serve", "one")
     return replace(
         job,
@@ -242,9 +247,8 @@ def check(job: JobSpec, cluster: ClusterSpec, environ: Mapping[str, str]) -> Non
         for task in list(cluster.tasks(name))[:1]:
             discover({}, task_environ(job, cluster, task, environ, cores=1))
     if job.is_ring:
-        for name in _OF_RESTARTS:
+        for name, why in _NOT_IN_A_RING.items():
             if job.settings.get(name, "0") != "0":
-                why = "a ring ends with any of its workers"
                 raise ConfigError(f"--{name.replace('_', '-')}", "a job with servers", "none", why)
     if job.restarts.min_workers > job.workers:
         expected = f"at most {job.workers}, the number of workers"

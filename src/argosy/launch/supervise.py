@@ -88,6 +88,7 @@ class Supervisor:
         self._rung_ends: float | None = None
         self._leaders = frozenset(task for task in self.running if task.job == leader)
         self._waiting: dict[Task, float] = {}  # to be started again, and when
+        self._deaths: dict[Task, Ended] = {}  # the latest of each that was started again
         self._restarted: Counter[Task] = Counter()
         self._finished: set[Task] = set()
         self._signalled: set[Task] = set()
@@ -108,7 +109,7 @@ class Supervisor:
         """Whether another process of this task may have to be started."""
         if self._failing or self.interrupt is not None or task in self._signalled:
             return False
-        if self._serves(task) and self._leaders <= self._finished:
+        if self._is_too_late_for(task):
             return False
         left = self._restarted[task] < self._restarts.most
         return task in self._waiting or (task in self.running and left)
@@ -128,7 +129,7 @@ class Supervisor:
         self.running.discard(ended.task)
         decisions: list[Decision] = []
         if ended.code == 0:
-            self._finish(ended.task)
+            decisions += self._finish(ended.task, now)
         elif restarts:
             decisions += self._plan_restart(ended, now)
         elif ended.task not in self._signalled:  # what we ended ourselves has not failed
@@ -137,25 +138,40 @@ class Supervisor:
             self._plan(_Rung.TERMINATE, now + self._limits.servers)
         return decisions
 
-    def _finish(self, task: Task) -> None:
+    def _finish(self, task: Task, now: float) -> list[Decision]:
         self._finished.add(task)
-        if self._leaders <= self._finished:
-            for server in filter(self._serves, tuple(self._waiting)):
-                del self._waiting[server]  # nobody needs it any more
+        late = [each for each in sorted(self._waiting) if self._is_too_late_for(each)]
+        for each in late:
+            del self._waiting[each]
+        workers = [each for each in late if not self._serves(each)]
+        return [decision for worker in workers for decision in self._on_failure(self._deaths[worker], now)]
+
+    def _is_too_late_for(self, task: Task) -> bool:
+        """Whether the job has ended well. Servers end when all is done, and whoever is started again then
+        would wait for them.
+        """
+        serves = self._serves(task)
+        if serves and self._leaders <= self._finished:
+            return True
+        return (serves or task in self._leaders) and any(map(self._serves, self._finished))
 
     def _plan_restart(self, ended: Ended, now: float) -> list[Decision]:
         task, most = ended.task, self._restarts.most
         pause = _PAUSE * 2 ** min(self._restarted[task], _DOUBLINGS)
         self._waiting[task] = now + pause
+        self._deaths[task] = ended
         self._restarted[task] += 1
         return [Say(f"{_what(ended)}; it is started again ({self._restarted[task]} of {most})")]
 
     def _on_failure(self, ended: Ended, now: float) -> list[Decision]:
         what = _what(ended)
         if self._restarts.most and ended.died and not self._failing:
-            if self._serves(ended.task) and self._leaders <= self._finished:
-                return [Say(f"{what}; the workers have finished, and need it no more")]
-            what += f", after {count(self._restarts.most, 'restart')}"
+            if self._is_too_late_for(ended.task):
+                if self._serves(ended.task):
+                    return [Say(f"{what}; the workers have finished, and need it no more")]
+                what += " when the job had ended; it is not started again"
+            else:
+                what += f", after {count(self._restarts.most, 'restart')}"
         self.failures.append(ended)
         if self._failing:
             return [Say(what)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,11 @@ class Journal:
 
     def record(self, kind: str, /, **fields: Any) -> None:
         """Append an event, with the time. See `argosy.observe.record`."""
-        head = {"time": round(time.time(), 3), "event": kind}
+        self.record_at(time.time(), kind, **fields)
+
+    def record_at(self, when: float, kind: str, /, **fields: Any) -> None:
+        """Append an event of an earlier time."""
+        head = {"time": round(when, 3), "event": kind}
         line = msgspec.json.encode(head | fields | head) + b"\n"
         with self._lock:
             try:
@@ -81,13 +85,19 @@ def _ends_whole(descriptor: int) -> bool:
     return not size or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
-def read(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The events of a directory, in order, whole ones only. Raises OSError if there is no journal."""
+def read(directory: str | os.PathLike[str], kinds: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The events of a directory, in order, whole ones only. Raises OSError if there is no journal.
+
+    `kinds`: only these; lines of others are passed over quickly, as a journal may be long.
+    """
+    marks = None if kinds is None else [f'"event":"{kind}"'.encode() for kind in kinds]
     with (Path(directory) / NAME).open("rb") as file:
         for line in file:
+            if marks is not None and not any(mark in line for mark in marks):
+                continue
             try:
                 event = msgspec.json.decode(line)
             except UNDECODABLE:
                 continue
-            if isinstance(event, dict) and "event" in event:
+            if isinstance(event, dict) and "event" in event and (kinds is None or event["event"] in kinds):
                 yield event

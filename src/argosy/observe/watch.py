@@ -12,6 +12,7 @@ import msgspec
 
 from argosy.errors import ArgosyError
 from argosy.events import say
+from argosy.observe.change_recorder import ChangeRecorder
 from argosy.observe.journal import Journal
 from argosy.observe.progress import Progress, Speedometer
 from argosy.protocol.asking import JobStatus
@@ -19,8 +20,8 @@ from argosy.protocol.asking import JobStatus
 LOOK_EVERY = 1.0
 # The last look must not hold up the end of a job for longer.
 _LAST_LOOK = 2.0
-# And after a failure there may be nobody to answer a question that is under way.
-_NO_LOOK = 0.5
+# And after a failure there may be nobody to answer.
+_LAST_LOOK_OF_FAILED = 0.5
 
 
 class Source(Protocol):
@@ -48,6 +49,7 @@ class Watch:
         self.latest: Progress | None = None
         self._open_source = open_source
         self._journal = journal
+        self._changes = None if journal is None else ChangeRecorder(journal)
         self._status_file = status_file
         self._speedometer = Speedometer()
         self._asking = threading.Condition()
@@ -63,26 +65,27 @@ class Watch:
             self._thread = threading.Thread(target=self._run, name="argosy watch", daemon=True)
             self._thread.start()
 
-    def look(self) -> Progress | None:
+    def look(self, patience: float = _LAST_LOOK) -> Progress | None:
         """Look now, and wait for it, for a moment; what is known then."""
         if self._thread is not None:
             with self._asking:
                 wanted = self._wanted = self._begun + 1  # one that is under way may have seen less
                 self._asking.notify_all()
-                self._asking.wait_for(lambda: self._done >= wanted, _LAST_LOOK)
+                self._asking.wait_for(lambda: self._done >= wanted, patience)
         return self.latest
 
-    def stop(self, *, last_look: bool = True) -> None:
-        """A last look, if the servers are there to be asked, and no more."""
+    def stop(self, *, failed: bool = False) -> None:
+        """A last look, for which a job that has failed waits less, and no more."""
         if self._thread is None:
             self._ending = True
             return
-        if last_look:
-            self.look()
+        patience = _LAST_LOOK_OF_FAILED if failed else _LAST_LOOK
+        began = time.monotonic()
+        self.look(patience)
         with self._asking:
             self._ending = True
             self._asking.notify_all()
-        self._thread.join(_LAST_LOOK if last_look else _NO_LOOK)
+        self._thread.join(max(0.0, began + patience - time.monotonic()))
         self._thread = None
 
     def _run(self) -> None:
@@ -110,13 +113,9 @@ class Watch:
             self._publish(status, self._status_file)
         before, now = self.latest, self._speedometer.read(status, time.time())
         self.latest = now
-        if self._journal is None:
-            return
-        if before is not None:
-            for old, new in zip(before.workers, now.workers, strict=False):
-                if old.presence != new.presence:
-                    self._journal.record("worker", step=now.step, task=new.task, presence=new.presence)
-        if before is None or _differs(before, now):
+        if self._changes is not None and status.changes:
+            self._changes.record(status.changes)
+        if self._journal is not None and (before is None or _differs(before, now)):
             for event in now.events():
                 self._journal.record("progress", **event)
 

@@ -6,7 +6,7 @@ give every speed.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -16,9 +16,23 @@ from argosy.protocol.fields import Count, HeaderBase
 MOST_NUMBERS = 16
 LONGEST_NAME = 64
 LONGEST_STACKS = 50_000
+# Changes that the coordinator remembers: far more than happen between two questions.
+MOST_CHANGES = 200
 Numbers: TypeAlias = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)], float], msgspec.Meta(max_length=MOST_NUMBERS)
 ]
+
+ChangeKind: TypeAlias = Literal["joined", "lost", "restarted", "left"]
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """A task came or went, at a step, at a time by the coordinator's clock. `number`: all are counted."""
+
+    number: int
+    kind: ChangeKind
+    task: str
+    step: int
+    time: float
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,7 +64,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """The whole job. `queue`: gradients that are held for a step to come. `clock`: when this was read.
 
-    `waiting`: those without whom nothing goes on; `waited`: for how many seconds.
+    `waiting`: those without whom nothing goes on; `waited`: for how many seconds. `changes`: the latest,
+    in order; each answer tells of them again.
     """
 
     step: int
@@ -61,6 +76,7 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     workers: tuple[WorkerStatus, ...] = ()
     waiting: tuple[str, ...] = ()
     waited: float = 0.0
+    changes: Annotated[tuple[Change, ...], msgspec.Meta(max_length=MOST_CHANGES)] = ()
 
 
 class StatusRequest(HeaderBase, frozen=True, tag="status?"):

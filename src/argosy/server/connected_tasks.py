@@ -33,7 +33,7 @@ class ConnectedTasks:
         self._departed: dict[Task, float] = {}
         self._looked = 0.0
         self._given_up: dict[Peer, Task] = {}
-        self._ended_lives: set[str] = set()  # of those that count as gone
+        self.ended_lives: set[str] = set()  # of workers that count as gone
 
     def greet(self, peer: Peer, hello: Hello, task: Task) -> bool:
         """Note who a peer is, after `check`; whether this process has been here before on another way."""
@@ -131,7 +131,8 @@ class ConnectedTasks:
         gone = [task for task, since in self._departed.items() if since < limit]
         for task in gone:
             del self._departed[task]
-            self._ended_lives.add(self._lives[task])
+            if task.job == "worker":  # a server that lives closes a connection when it calls anew
+                self.ended_lives.add(self._lives[task])
             if (peer := self._peers.pop(task, None)) is not None:
                 del self._tasks[peer]
                 self._given_up[peer] = task
@@ -150,7 +151,7 @@ class ConnectedTasks:
 
     def has_ended(self, life: str) -> bool:
         """Whether the process of that life counts as gone: it is not taken back over a new connection."""
-        return life in self._ended_lives
+        return life in self.ended_lives
 
     def given_up(self, peer: Peer) -> Task | None:
         """Who a peer was, if it counts as gone since."""

@@ -20,10 +20,12 @@ from argosy.protocol.header import Header
 from argosy.protocol.joining import Describe, Described, JobOver, Refused, Register
 from argosy.protocol.layout import Layout
 from argosy.protocol.training import Gathered, GatherRequest, PushRequest, Scale, Wishes
+from argosy.server.changes import Changes
+from argosy.server.coordinator_value import CoordinatorValue
 from argosy.server.durable_memory import Memory
 from argosy.server.gathers import Gathers, GathersValue
-from argosy.server.replica_states import ReplicaStates, Standing
-from argosy.server.tally import CountsValue, Tally
+from argosy.server.replica_states import ReplicaStates
+from argosy.server.tally import Tally
 from argosy.store.same_batches import SameBatches
 from argosy.update.admission import admission_for
 from argosy.update.checkpoints import Checkpoints
@@ -31,7 +33,6 @@ from argosy.update.clipping import NormCollector
 from argosy.update.coordination import (
     Arrived,
     Coordination,
-    CoordinationValue,
     CutWanted,
     CutWritten,
     Event,
@@ -44,17 +45,6 @@ from argosy.update.membership import Presence, Roster
 
 CHIEF = 0
 _LOSSES = LossPolicy()
-
-
-class CoordinatorValue(msgspec.Struct, array_like=True):
-    """All that the coordinator knows, but for the model and the checkpoints, as plain data."""
-
-    core: CoordinationValue
-    described: list[int]
-    norms: tuple[dict[int, dict[int, float]], int] | None
-    tally: list[CountsValue]
-    failure: JobOver | None
-    states: dict[int, Standing]
 
 
 _encode = msgspec.msgpack.encode
@@ -91,17 +81,29 @@ class Coordinator:
         self._described: set[int] = set()  # workers whose model is known to be the chief's
         self._losses = losses
         self._core.replaces = losses.waits
+        self._changed = True  # since this was last kept
         self._gathers_changed = False
         self._gathers = Gathers(keeps=losses.replaces)
         self._gather_bases: dict[int, int] = {}  # where each worker starts to count its gathers
         self._norms: NormCollector | None = None
         self.states = ReplicaStates()
         self.tally = Tally(workers)
+        self.changes = Changes(lambda: self.step)
         self._first_batches = SameBatches()
 
     # --- what the next process of this server needs -------------------------------------------------------
     def keep(self, memory: Memory) -> None:
         """Put what has changed into the memory, beside the registrations; the caller commits it."""
+        if self._gathers_changed:
+            self._gathers_changed = False
+            memory.put("gathers", _encode(self._gathers.value()))
+        for worker in self.states.changed:
+            if worker in self.states.kept:
+                memory.put(f"state/{worker}", _encode(self.states.kept[worker].parts))
+        self.states.changed.clear()
+        if not self._changed:
+            return
+        self._changed = False
         value = CoordinatorValue(
             self._core.value(),
             sorted(self._described),
@@ -109,14 +111,9 @@ class Coordinator:
             self.tally.value(),
             self.failure,
             self.states.value(),
+            self._gather_bases,
         )
         memory.put("coordinator", _encode(value))
-        if self._gathers_changed:
-            self._gathers_changed = False
-            memory.put("gathers", _encode(self._gathers.value()))
-        for worker in self.states.changed:
-            memory.put(f"state/{worker}", _encode(self.states.kept[worker].parts))
-        self.states.changed.clear()
 
     def recall(
         self, memory: Memory, registrations: Sequence[Register], checkpoints: Checkpoints | None
@@ -135,6 +132,7 @@ class Coordinator:
             self._norms.recall(value.norms)
         self.tally.recall(value.tally)
         self.failure = value.failure
+        self._gather_bases = value.gather_bases
         given = {worker: memory.get(f"state/{worker}") for worker in value.states}
         parts = {w: msgspec.msgpack.decode(p, type=dict[str, bytes]) for w, p in given.items() if p}
         self.states.recall(value.states, parts)
@@ -157,10 +155,12 @@ class Coordinator:
     # --- membership ---------------------------------------------------------------------------------------
     def arrive(self, worker: int, again: bool) -> int:
         """A worker is here (`again`: the same process as before); where it starts to count its pushes."""
+        self._changed = True
         if not again:
             stood, replaces = self.roster[worker], self._core.replaces
             waited = stood is Presence.RETURNING or (replaces and stood is Presence.PRESENT)
             self._gather_bases[worker] = 0 if waited else self._gathers.held
+            self.changes.arrive(Task("worker", worker))
             self._on(Arrived(worker))
         return self._core.base_seq(worker)
 
@@ -172,11 +172,13 @@ class Coordinator:
 
     def finish(self, worker: int) -> None:
         """A worker is done."""
+        self._changed = True
         self.states.forget(worker)
         self._depart(Finished(worker))
 
     def lose(self, worker: int) -> None:
         """A worker is gone; with the last one that is needed, a job that is not at its end has failed."""
+        self._changed = True
         self._depart(Lost(worker))
         if self._is_at_its_end:
             return
@@ -194,11 +196,14 @@ class Coordinator:
 
     def expect_back(self, worker: int) -> None:
         """A worker is gone, and waited for."""
+        self._changed = True
         self._depart(Lost(worker, returns=True))
 
     def give_up(self, worker: int) -> None:
         """A worker that was waited for does not come back."""
+        self._changed = True
         self.lose(worker)
+        self.changes.leave(Task("worker", worker))
         if worker == CHIEF and self.mode is None:
             self.fail(Task("worker", worker), "it was lost before it had registered the model")
 
@@ -217,6 +222,8 @@ class Coordinator:
     def _depart(self, event: Finished | Lost) -> None:
         self._describing.pop(event.worker, None)
         self._described.discard(event.worker)
+        note = self.changes.lose if isinstance(event, Lost) else self.changes.leave
+        note(Task("worker", event.worker))
         self._on(event)
         self._complete_gathers()
 
@@ -230,6 +237,7 @@ class Coordinator:
 
     def fail(self, task: Task | str, reason: str) -> None:
         """End the job: everybody present hears of it, now if it waits for an answer, or when it next asks."""
+        self._changed = True
         if self.failure is None:
             if self._core.checkpoints is not None:
                 self._core.checkpoints.end()
@@ -240,11 +248,13 @@ class Coordinator:
     # --- registration -------------------------------------------------------------------------------------
     def describe(self, worker: int, request: Describe) -> None:
         """A worker says what its parameters are; it hears where they lie once the chief has registered."""
+        self._changed = True
         self._describing[worker] = request
         self._answer_descriptions()
 
     def register(self, header: Register, step: int, checkpoints: Checkpoints | None) -> None:
         """The chief has registered: from now on there is a mode, and a layout. The job begins at `step`."""
+        self._changed = True
         if self.mode is None:
             admission = admission_for(header.mode, self.roster, header.last_step, step)
             self._core.admission = admission
@@ -296,6 +306,7 @@ class Coordinator:
     # --- training -----------------------------------------------------------------------------------------
     def held(self, server: int | None, worker: int, seq: int, push: Push | None = None) -> None:
         """A server holds its share of a push, or every server has it in sight."""
+        self._changed = True
         if push is not None and push.version > self._core.admission.step:
             raise WireError(f"push: expected a version up to {self.step}, got {push.version}")
         self.tally.heard(worker)
@@ -306,6 +317,7 @@ class Coordinator:
 
     def hear(self, worker: int, request: PushRequest) -> None:
         """What a worker tells along with a push."""
+        self._changed = True
         if request.numbers:
             self.tally.log(worker, request.numbers, request.logged)
         if request.batches:
@@ -315,11 +327,13 @@ class Coordinator:
 
     def norm(self, server: int, step: int, square: float) -> None:
         """A server's share of the norm of a step."""
+        self._changed = True
         if self._norms is not None and (factor := self._norms.report(server, step, square)) is not None:
             self._scale(Scale(step, factor))
 
     def gather(self, worker: int, request: GatherRequest) -> None:
         """A worker gives its value, and waits for those of the others."""
+        self._changed = True
         if self.failure is not None:
             self._tell(worker, self.failure)
         if (values := self._gathers.missed(request.number)) is not None:
@@ -343,6 +357,7 @@ class Coordinator:
     # --- saving and stopping ------------------------------------------------------------------------------
     def wish(self, wishes: Wishes) -> None:
         """What a worker wants with a push: that the state is saved, or that the job ends."""
+        self._changed = True
         if "save" in wishes:
             self._on(CutWanted())
         if "stop" in wishes:
@@ -354,9 +369,11 @@ class Coordinator:
 
     def written(self, saved: bool) -> None:
         """The latest cut is on the disk, or could not be written."""
+        self._changed = True
         self._on(CutWritten(saved))
 
     def _on(self, event: Event) -> None:
+        self._changed = True
         if decisions := self._core.on(event):
             self.progress_at = time.monotonic()
             self.tally.count(decisions)

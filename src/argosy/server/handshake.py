@@ -73,6 +73,8 @@ class Handshake:
             self._early[peer] = hello
             return
         self._connected.greet(peer, hello, task)
+        if self._coordinator is not None:
+            self._coordinator.changes.meet(task, hello.life)
         self._listener.send(peer, Welcome(lane=self._lane))
 
     def _have_wait(self, peer: Peer, hello: Hello) -> None:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from argosy.errors import JobFailed, SaveFailed
 from argosy.protocol.joining import JobOver
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.coordinator import Coordinator
+from argosy.server.durable_memory import Memory
 
 # After a failure, the workers have so long to hear of it before the servers end anyway.
 FAILURE_GRACE = 10.0
+# And so long if it is workers that hang who have ended the job: they do not listen.
+STALL_GRACE = 1.0
 
 
 class JobEnd:
     """Of one server; the coordinator's word ends the others."""
 
-    def __init__(self, name: str, coordinator: Coordinator | None, saving: ShardSaving) -> None:
+    def __init__(
+        self, name: str, coordinator: Coordinator | None, saving: ShardSaving, memory: Memory
+    ) -> None:
         self._name = name
         self._coordinator = coordinator
         self._saving = saving
         self._failed_at: float | None = None
-        self.told: JobOver | None = None  # by the coordinator
+        self.grace = FAILURE_GRACE
+        self._memory = memory
+        kept = memory.get("over")
+        self.told = None if kept is None else msgspec.msgpack.decode(kept, type=JobOver)  # by the coordinator
+
+    def hear(self, over: JobOver) -> None:
+        """The coordinator says that the job is over; it may end then, and never say it again."""
+        self.told = over
+        self._memory.put("over", msgspec.msgpack.encode(over))
 
     def is_over(self, now: float) -> bool:
         """Whether nothing is left to do."""
@@ -34,7 +49,7 @@ class JobEnd:
     def _is_told(self, coordinator: Coordinator, failure: JobOver, now: float) -> bool:
         """Whether every worker has heard of a failure, or had the time to, and nothing more will be saved."""
         self._failed_at = self._failed_at or now
-        late = now - self._failed_at > FAILURE_GRACE
+        late = now - self._failed_at > self.grace
         if self._saving.busy:  # a server that has failed may never report its file
             return late and failure.task.startswith("/job:ps/")
         return late or not any(coordinator.is_present(w) for w in coordinator.roster.awaited())

@@ -121,10 +121,11 @@ class MissingTasks:
         """A task is gone: it is waited for if it will be started again; else a job goes on without a worker,
         but not without a server.
         """
+        if task.job == "ps" and self._coordinator is not None:
+            self._coordinator.changes.lose(task)
         if task.job == "ps" and self._restarts:
             say(f"{self._cluster.describe(task)} is gone; waiting for it to be started again")
-            self._lost_at[task] = time.monotonic()
-            self._links.call_again(task)
+            self._lost_at[task] = time.monotonic()  # the link itself calls it again
         elif task.job == "ps":
             self._fail_with(task, why)
         elif self._coordinator is None or not self._coordinator.roster.has_a_part(task.index):

@@ -1,7 +1,7 @@
 """Carries out the coordinator's decisions on this server's shard, in order, and answers the workers.
 
-Every server has one. It keeps the pushes that wait for a decision. When gradients are clipped by their norm
-over all servers, it reports its share and stands still until the factor comes.
+Every server has one. The pushes that wait for a decision lie in its `HeldPushes`. When gradients are clipped
+by their norm over all servers, it reports its share and stands still until the factor comes.
 
 A server that was started again has lost the pushes that it held: it stands still at the first decision that
 needs one of them, until the worker has sent it again, and answers nobody meanwhile.
@@ -22,17 +22,12 @@ from argosy.protocol.fields import Group
 from argosy.protocol.header import Header
 from argosy.protocol.joining import Register, SlotValues
 from argosy.protocol.layout import Layout
-from argosy.protocol.training import BlockAhead, PushAnswer, PushRequest, Wishes
+from argosy.protocol.training import PushAnswer, PushRequest, Wishes
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.durable_memory import Memory
-from argosy.server.executor_state import (
-    ExecutorState,
-    GivenState,
-    HeldState,
-    KeptTensor,
-    Registrations,
-)
-from argosy.server.gradient_sums import Gradient
+from argosy.server.executor_state import ExecutorState, Registrations
+from argosy.server.given_slots import GivenSlots
+from argosy.server.held_pushes import HeldPush, HeldPushes
 from argosy.server.model_buffers import ModelBuffers
 from argosy.server.shard import Shard
 from argosy.store.optimizers import disagreement
@@ -42,23 +37,9 @@ from argosy.wire.tensor_bytes import torch_dtype
 Reply = Callable[[int, Header, Sequence[torch.Tensor]], None]
 
 
-class _HeldPush(msgspec.Struct, frozen=True, eq=False):
-    gradient: Gradient
-    groups: tuple[Group, ...]
-    buffers: dict[str, torch.Tensor]
-    wishes: Wishes = ()
-    kept: bool = False  # in memory of its own, where the next process of this server finds it
-
-    def copy(self) -> _HeldPush:
-        """The same in memory of its own."""
-        buffers = {name: value.clone() for name, value in self.buffers.items()}
-        return _HeldPush(self.gradient.copy(), self.groups, buffers, kept=True)
-
-
 _encoder = msgspec.msgpack.Encoder()
 _groups_decoder = msgspec.msgpack.Decoder(tuple[Group, ...])
 _counts_decoder = msgspec.msgpack.Decoder(list[list[tuple[int, int, float]]])
-_NOTHING = _HeldPush(Gradient(()), (), {})
 
 
 class OrderExecutor:
@@ -85,30 +66,23 @@ class OrderExecutor:
         self._memory = memory
         self._let_go = settle
         self.buffers = ModelBuffers()
+        self.pushes = HeldPushes(self.shard, self.buffers, workers, memory)
+        self._given = GivenSlots(memory)
         self.layout = Layout()
         self.step = 0
         self._reply = reply
         self._report_norm = report_norm
         self._copies = copies
         self._saving = saving
-        self._workers = workers
         self._mode: Mode | None = None
         self._clip = False
         self._wire: torch.dtype | None = None
-        self._early: list[tuple[int, int]] | None = None  # summed already; None: no order is sure
-        self._first_groups: tuple[Group, ...] = ()
-        self._held: dict[tuple[int, int], _HeldPush] = {}
-        self._gradient_memory: dict[int, Gradient] = {}  # where each worker's gradients lie
-        self._given: dict[str, Sequence[torch.Tensor]] = {}  # an optimizer's state, until it is registered
-        self._given_steps: Sequence[Sequence[tuple[int, int, float]]] = ()
-        self._ahead: dict[int, tuple[int, dict[int, torch.Tensor]]] = {}  # sent ahead, for which push
-        self._groups: dict[int, tuple[Group, ...]] = {}  # each worker's latest hyperparameters
         self._verdicts: dict[int, PushAnswer] = {}  # each worker's latest answer
         self._settled: dict[int, int] = {}  # each worker's latest push that is decided
         self._orders: deque[Decision] = deque()
         self._measured: Apply | None = None  # the step whose factor is awaited
         self._factors: dict[int, float] = {}  # of steps that stand still, as they have come
-        self._answers_due = False  # whether an answer waits to be sent
+        self._keep_due = False  # whether a step or an answer is not kept yet
         self._lacking = False  # whether pushes may be missing: this process is not the first of its server
         self._owed: dict[int, Wishes] = {}  # whom to answer again when nothing is missing
         self._registrations: list[Register] = []
@@ -122,17 +96,12 @@ class OrderExecutor:
             raise WireError("register: fewer frames than buffers")
         every = len(header.layout.blocks_of(self._server))
         if self.shard.count and count == every and not self._verdicts:
-            self.shard = Shard(
-                self._server, self._memory
-            )  # another chief, which died before it came to the coordinator
+            # Another chief, which died before it came to the coordinator.
+            self.shard = self.pushes.shard = Shard(self._server, self._memory)
         known = self.shard.count
         self.shard.average = header.average
         self.shard.extend(header.layout, header.optimizer, message.tensors[:count])
-        if self._given:
-            self.shard.begin_from(known, self._given, self._given_steps)
-            for name in self._given:
-                self._memory.drop(f"given/{name}")
-            self._given = {}
+        self._given.use(self.shard, known)
         self.buffers.initialise(
             header.buffer_rule, dict(zip(header.buffers, message.tensors[count:], strict=True))
         )
@@ -151,9 +120,7 @@ class OrderExecutor:
         self._mode = header.mode
         self._clip = header.clip_norm is not None
         self._wire = None if header.wire_dtype is None else torch_dtype(header.wire_dtype)
-        adds = self._workers > 2 and _order_is_sure(header.mode) and self.shard.count > 0
-        self._early = [] if adds else None
-        self._first_groups = header.optimizer.groups
+        self.pushes.take_up(header)
         self._registrations.append(header)
 
     # --- what the next process of this server needs -------------------------------------------------------
@@ -177,86 +144,48 @@ class OrderExecutor:
                 self._take_up(header)
             self.buffers.recall(memory.get("buffers") or b"")
             configured = memory.get("configured")
-            groups = self._first_groups if configured is None else _groups_decoder.decode(configured)
+            groups = self.pushes.first_groups if configured is None else _groups_decoder.decode(configured)
             self.shard.recall(_counts_decoder.decode(memory.get("counts") or b"\x90"), groups)
-        if (kept := memory.get("groups")) is not None:
-            self._groups = msgspec.msgpack.decode(kept, type=dict[int, tuple[Group, ...]])
         if (kept := memory.get("executor")) is not None:
             state = msgspec.msgpack.decode(kept, type=ExecutorState)
             self.step, self._factors = state.step, state.factors
             self._verdicts, self._settled = state.verdicts, state.settled
             self._orders.extend(state.orders)
-        for name in memory.names("given/"):
-            given = msgspec.msgpack.decode(memory.get(name) or b"", type=GivenState)
-            self._given[given.name] = [each.tensor() for each in given.tensors]
-            self._given_steps = given.steps
-        for name in memory.names("held/"):
-            held = msgspec.msgpack.decode(memory.get(name) or b"", type=HeldState)
-            self._held[held.worker, held.seq] = _HeldPush(*held.parts(), kept=True)
+        self._given.recall()
+        self.pushes.recall()
         self._lacking = True
         return self._registrations
 
-    def lacks(self) -> list[tuple[int, int]]:
-        """The pushes (worker, number) that were decided on, and must be sent again by their workers."""
+    def lacks(self) -> list[tuple[int, tuple[int, int]]]:
+        """The pushes (worker, number) that were decided on, each with its step: their workers must send them
+        again.
+        """
         if not self._lacking or not self._orders:
             return []
         return [
-            (part.worker, part.seq)
-            for decision in self._orders
-            if isinstance(decision, Apply)
-            for part in decision.parts
-            if (part.worker, part.seq) not in self._held
+            (order.step, key)
+            for order in self._orders
+            if not isinstance(order, Forget)
+            for key in _needed(order)
+            if key not in self.pushes
         ]
 
     def give(self, message: Message[SlotValues]) -> None:
         """What the optimizer has kept of the blocks that are about to be registered."""
-        self._given[message.header.name] = [tensor.clone() for tensor in message.tensors]
-        self._given_steps = message.header.steps
-        if self._memory.lasts:
-            kept = [KeptTensor.of(tensor) for tensor in message.tensors]
-            given = GivenState(message.header.name, kept, message.header.steps)
-            self._memory.put(f"given/{given.name}", _encoder.encode(given))
-
-    def keep_gradient_memory(self, worker: int, gradients: Sequence[torch.Tensor]) -> None:
-        """The memory in which a worker's gradients for this server will lie."""
-        self._gradient_memory[worker] = self.shard.accept(gradients, ())
+        self._given.give(message)
 
     def hold_shared(self, worker: int, request: PushRequest) -> None:
         """Keep a push that lies in a worker's gradient memory."""
-        if self._lacking and (worker, request.seq) in self._held:
+        if self._lacking and (worker, request.seq) in self.pushes:
             return  # its worker was quicker to send it again
-        if self._lacking and request.kind == "gradient" and worker not in self._gradient_memory:
+        if self._lacking and request.kind == "gradient" and not self.pushes.sees(worker):
             return  # its worker will send it
         if not self._answer_again(worker, request):
-            self._keep(worker, request, self._in_gradient_memory(worker, request), {})
-
-    def _in_gradient_memory(self, worker: int, request: PushRequest) -> Gradient:
-        if request.kind != "gradient":
-            return _NOTHING.gradient
-        if (whole := self._gradient_memory.get(worker)) is None:
-            raise WireError(f"push: worker {worker} has not shown where its gradients lie")
-        if request.absent:
-            return msgspec.structs.replace(whole, absent=frozenset(request.absent))
-        return whole
+            self.pushes.hold_shared(worker, request)
 
     def hold(self, worker: int, message: Message[PushRequest]) -> bool:
         """Keep a push until its decision comes; False for one that was answered before, and is again."""
-        header = message.header
-        if self._answer_again(worker, header):
-            return False
-        if header.shared and not message.tensors:
-            self._keep(worker, header, self._in_gradient_memory(worker, header), {})
-            return True
-        blocks, buffers = message.tensors, self._buffers_of(message) if header.buffers else {}
-        if buffers:
-            blocks = blocks[: -len(buffers)]
-        if header.ahead:
-            whole = self._with_ahead(worker, header, blocks)
-            if whole is None:
-                return False  # the worker will ask, and send all of it again
-            blocks = whole
-        self._keep(worker, header, self.shard.accept(blocks, header.absent), buffers)
-        return True
+        return not self._answer_again(worker, message.header) and self.pushes.hold(worker, message)
 
     def _answer_again(self, worker: int, header: PushRequest) -> bool:
         """Whether a push was decided on before; its answer is then sent again if it may have been lost."""
@@ -270,58 +199,10 @@ class OrderExecutor:
             return True
         return header.seq <= self._settled.get(worker, 0)  # its answer is on the way
 
-    def _buffers_of(self, message: Message[PushRequest]) -> dict[str, torch.Tensor]:
-        names = message.header.buffers
-        if len(names) > len(message.tensors):
-            raise WireError("push: fewer frames than buffers")
-        buffers = dict(zip(names, message.tensors[-len(names) :], strict=True))
-        if unknown := [name for name, value in buffers.items() if not self.buffers.known(name, value)]:
-            raise WireError(f"push: unknown buffers {unknown}")
-        return buffers
-
-    def _keep(
-        self, worker: int, header: PushRequest, gradient: Gradient, buffers: dict[str, torch.Tensor]
-    ) -> None:
-        if header.groups is not None:
-            self._groups[worker] = header.groups
-            if self._memory.lasts:
-                self._memory.put("groups", _encoder.encode(self._groups))
-        groups = self._groups.get(worker, self._first_groups)
-        self._held[worker, header.seq] = _HeldPush(gradient, groups, buffers, header.wishes)
-
-    def keep_ahead(self, worker: int, message: Message[BlockAhead]) -> None:
-        """Keep a block that was sent ahead; those of an earlier push are of no use any more."""
-        header = message.header
-        if len(message.tensors) != 1 or header.place >= self.shard.count:
-            raise WireError(f"block sent ahead: expected one block at a place below {self.shard.count}")
-        seq, kept = self._ahead.get(worker, (0, {}))
-        kept = kept if seq == header.seq else {}
-        self._ahead[worker] = (header.seq, {**kept, header.place: message.tensors[0]})
-
-    def _with_ahead(
-        self, worker: int, header: PushRequest, rest: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor] | None:
-        """All blocks of a push, those that came ahead in their places; None if one of them is not here."""
-        seq, kept = self._ahead.pop(worker, (0, {}))
-        if seq != header.seq or not set(header.ahead) <= kept.keys():
-            return None
-        later = iter(rest)
-        places = range(len(header.ahead) + len(rest))
-        ahead = set(header.ahead)
-        if not ahead <= set(places):
-            raise WireError(f"push: blocks {header.ahead} ahead, but {len(places)} in all")
-        return [kept[place] if place in ahead else next(later) for place in places]
-
     def add_early(self) -> None:
         """Add the gradients that stand first in the next sum, while those of later workers are awaited."""
-        # A step that waits for its factor still has its mean in the sums.
-        while self._early is not None and self._measured is None:
-            place = len(self._early)
-            key = next((key for key in self._held if key[0] == place and key not in self._early), None)
-            if key is None or not self.shard.is_whole(self._held[key].gradient):
-                return
-            self.shard.add_early(self._held[key].gradient)
-            self._early.append(key)
+        if self._measured is None:  # a step that waits for its factor still has its mean in the sums
+            self.pushes.add_early()
 
     def holds(self, worker: int, seq: int, anew: bool) -> bool:
         """Whether a push is here, or was answered; an answer before the connection was made `anew` is not
@@ -330,7 +211,7 @@ class OrderExecutor:
         latest = self._verdicts.get(worker)
         if anew and latest is not None and seq <= latest.seq:
             return False
-        return (worker, seq) in self._held or seq <= self._settled.get(worker, 0)
+        return (worker, seq) in self.pushes or seq <= self._settled.get(worker, 0)
 
     def order(self, decisions: Iterable[Decision]) -> None:
         """These are to be done, after what was ordered before them."""
@@ -340,12 +221,12 @@ class OrderExecutor:
         """Do these, after what was ordered before them."""
         self._orders.extend(decisions)
         while self._orders and self._measured is None:
-            if isinstance(self._orders[0], Apply):
-                if self._lacking and self.lacks_next():
-                    return
-                if self._answers_due:  # with the values of its own step
-                    self._answers_due = False
-                    self._let_go()
+            if self._lacking and self.lacks_next():
+                return
+            # One update must be kept before the next begins; answers go out with their own step's values.
+            if self._keep_due and isinstance(self._orders[0], Apply):
+                self._keep_due = False
+                self._let_go()
             match self._orders.popleft():
                 case Apply() as apply:
                     self._begin(apply)
@@ -354,10 +235,10 @@ class OrderExecutor:
                 case Forget(worker, seq):
                     self._settle(worker, seq)
                 case Cut(step):
-                    groups = self._groups.get(0, self._first_groups)  # the chief's
+                    groups = self.pushes.groups_of(0)  # the chief's
                     buffers = self.buffers.beside({p.name for p in self.layout.parameters})
                     self._saving.cut(step, self.shard, self.layout, buffers, groups)
-        self._answers_due = False
+        self._keep_due = False
         if not self._orders:
             owed, self._owed = self._owed, {}
             for worker, wishes in owed.items():
@@ -369,9 +250,8 @@ class OrderExecutor:
             self.carry_out()
 
     def lacks_next(self) -> bool:
-        """Whether the next step needs a push that is not here."""
-        first = self._orders[0]
-        return isinstance(first, Apply) and any((p.worker, p.seq) not in self._held for p in first.parts)
+        """Whether what is next needs a push that is not here."""
+        return any(key not in self.pushes for key in _needed(self._orders[0]))
 
     def expect_factor(self, step: int, factor: float) -> None:
         """The factor of a step is known: it is used when that step is made."""
@@ -391,8 +271,8 @@ class OrderExecutor:
             self.carry_out()
 
     def _begin(self, apply: Apply) -> None:
-        held = self._held
-        self.shard.reduce([(held[part.worker, part.seq].gradient, part.weight) for part in apply.parts])
+        pushes = self.pushes
+        self.shard.reduce([(pushes.gradient(part.worker, part.seq), part.weight) for part in apply.parts])
         if not self._clip:
             self._finish(apply, 1.0)
         elif (factor := self._factors.pop(apply.step, None)) is not None:
@@ -410,23 +290,20 @@ class OrderExecutor:
             if groups is not self._configured:
                 self._configured = groups
                 self._memory.put("configured", _encoder.encode(groups))
-        if self._early is not None:
-            self._early.clear()
+        self.pushes.summed()
         if any(push.buffers for _, push in held):
             self.buffers.bring([(worker, push.buffers) for worker, push in held])
             if self._memory.lasts:
                 self._memory.put("buffers", self.buffers.value())
         self.step = apply.step
+        self._keep_due = True
 
-    def _settle(self, worker: int, seq: int) -> _HeldPush:
+    def _settle(self, worker: int, seq: int) -> HeldPush:
         """A push is decided: let go of it, and remember that a later copy of it is of no use."""
         self._settled[worker] = max(seq, self._settled.get(worker, 0))
-        held = self._held.pop((worker, seq), _NOTHING)
-        if held.kept:
-            self._memory.drop(f"held/{worker}/{seq}")
-        return held
+        return self.pushes.let_go(worker, seq)
 
-    def _agreed(self, held: Sequence[tuple[int, _HeldPush]]) -> tuple[Group, ...]:
+    def _agreed(self, held: Sequence[tuple[int, HeldPush]]) -> tuple[Group, ...]:
         """The hyperparameters of a step: those of its first worker, and all the same where all must agree."""
         first, push = held[0]
         if isinstance(self._mode, Sync) and self._mode.aggregate is None and self._mode.distinct:
@@ -446,16 +323,13 @@ class OrderExecutor:
         wishes: Wishes = ()
         if answer.status in ("skipped", "pulled"):  # no part of any step
             wishes = self._settle(*key).wishes
-        elif key in self._held:  # its worker goes on before the step is made, and may write to its memory
-            self._held[key] = held = self._held[key].copy()
-            if self._memory.lasts:
-                state = HeldState.of(*key, held.gradient, held.groups, held.buffers)
-                self._memory.put(f"held/{key[0]}/{key[1]}", _encoder.encode(state))
+        elif key in self.pushes:  # its worker goes on before the step is made, and may write to its memory
+            self.pushes.keep_copy(*key)
         verdict = PushAnswer(
             answer.seq, answer.status, answer.step, answer.staleness, answer.stop, cut=answer.cut
         )
         self._verdicts[answer.worker] = verdict
-        self._answers_due = True
+        self._keep_due = True
         self._send(answer.worker, verdict, wishes)
 
     def _send_slots(self, worker: int, verdict: PushAnswer) -> None:
@@ -487,6 +361,10 @@ class OrderExecutor:
         self._reply(worker, header, [*values, *buffers.values()])
 
 
-def _order_is_sure(mode: Mode) -> bool:
-    """Whether a step takes one gradient of weight 1 from each worker: then the order of its sum is known."""
-    return isinstance(mode, Sync) and mode.aggregate is None and mode.distinct and not mode.weighted
+def _needed(order: Decision) -> list[tuple[int, int]]:
+    """The pushes that must be here: those of a step, and one whose worker then has it no more."""
+    if isinstance(order, Apply):
+        return [(part.worker, part.seq) for part in order.parts]
+    if isinstance(order, Answer) and order.status in ("held", "folded"):
+        return [(order.worker, order.seq)]
+    return []

@@ -1,7 +1,8 @@
 """A parameter server: one loop that takes messages from its inbox, and passes each to whom it concerns.
 
 Single-threaded. `OrderExecutor` does the work on this server's shard; `Coordinator`, on server 0 only,
-decides. The loop also keeps the time: which task has been missing for how long, and which has gone.
+decides; `StepMaking` goes between them. The loop also keeps the time: which task has been missing for how
+long, and which has gone.
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from argosy.cluster.lease import Lease
 from argosy.cluster.loss_policy import LossPolicy
 from argosy.cluster.spec import ClusterSpec, Task
 from argosy.errors import ArgosyError, WireError
 from argosy.events import say
 from argosy.protocol.asking import Stacks, StacksOffer, StatusRequest, WaitingReport, WaitingRequest
-from argosy.protocol.decisions import Decision, Push
 from argosy.protocol.header import BetweenServers, Header
 from argosy.protocol.joining import (
     Admitted,
@@ -33,7 +31,7 @@ from argosy.protocol.joining import (
     Register,
     SlotValues,
 )
-from argosy.protocol.saving import OpenDirectory, OwnState, ResumePoint, ResumeRequest, ShardSaved
+from argosy.protocol.saving import OpenDirectory, OwnState, ResumeRequest, ShardSaved
 from argosy.protocol.training import (
     BlockAhead,
     GatherRequest,
@@ -51,12 +49,15 @@ from argosy.server.deferred_answers import DeferredAnswers
 from argosy.server.durable_memory import Memory, OrdinaryMemory
 from argosy.server.handshake import Handshake
 from argosy.server.job_end import JobEnd
+from argosy.server.lost_gradients import LostGradients
 from argosy.server.missing_tasks import MissingTasks
 from argosy.server.order_executor import OrderExecutor
 from argosy.server.peer_links import PeerLinks
 from argosy.server.recovery import Recovery
+from argosy.server.stall_watch import StallWatch
 from argosy.server.status_report import StatusAnswers
-from argosy.server.worker_requests import WorkerRequests
+from argosy.server.step_making import StepMaking
+from argosy.server.worker_requests import WorkerRequests, resume_point
 from argosy.wire.channel import Arrival, Channel, Delivery, Departure, Garbage, Listener, Peer
 from argosy.wire.message import Message
 
@@ -74,7 +75,7 @@ _LOSSES = LossPolicy()
 
 class ParameterServer:
     """One ps task. `connect` opens a channel to another server. `memory` may outlive this process, and
-    `restarts` says that a server which died will be started again.
+    `losses` says whether a task that died is started again.
     """
 
     def __init__(
@@ -98,28 +99,18 @@ class ParameterServer:
         self._workers = list(cluster.tasks("worker"))
         self._lease = lease
         self._connected = ConnectedTasks(cluster, self.task, self._is_here, lease)
-        self._untold: list[tuple[int, PushRequest]] = []  # pushes that the other servers only see
         self.stop_wanted = False  # set by a signal
         self._looked = 0.0
         self._unsettled = True
         self._saving = ShardSaving(index, cluster.count("ps"), self._memory)
-        self._executor = OrderExecutor(
-            index,
-            self._reply,
-            self._report_norm,
-            self._copies,
-            self._saving,
-            cluster.count("worker"),
-            self._memory,
-            self._settle,
-        )
+        self._executor = self._make_executor(index)
         self._coordinator = self._make_coordinator(losses) if index == 0 else None
         self.status = StatusAnswers(cluster, listener, self._coordinator, self._waiting, self._connected)
         self._requests = WorkerRequests(
             cluster, self._executor, self._saving, self._coordinator, self._memory
         )
         self._links = PeerLinks(cluster, self.task, connect, bool(lane), self._memory, losses.replaces)
-        self._job_end = JobEnd(str(self.task), self._coordinator, self._saving)
+        self._job_end = JobEnd(str(self.task), self._coordinator, self._saving, self._memory)
         self._handshake = Handshake(cluster, listener, self._connected, self._links, self._coordinator, lane)
         self._missing_tasks = MissingTasks(
             self.task,
@@ -132,16 +123,10 @@ class ParameterServer:
             lease,
             losses.replaces,
         )
-        self._recovery = Recovery(
-            self._memory,
-            self._executor,
-            self._saving,
-            self._coordinator,
-            self._requests,
-            self._links,
-            self._connected,
-            self._handshake,
-        )
+        self._lost_gradients = LostGradients(self.task, cluster, self._executor, self._coordinator)
+        self._stall = self._make_stall_watch(losses.stall_after)
+        self._recovery = self._make_recovery()
+        self._steps = StepMaking(self._executor, self._coordinator, self._links, self.status, self._recovery)
         if self._memory.found:
             self._recovery.recall()
             say(f"{self.task} is back at step {self._executor.step}")
@@ -153,13 +138,35 @@ class ParameterServer:
             self._deferred.flush()
         self._links.flush()
 
+    def _make_executor(self, index: int) -> OrderExecutor:
+        return OrderExecutor(
+            index,
+            self._reply,
+            lambda step, square: self._steps.report_norm(step, square),
+            self._copies,
+            self._saving,
+            len(self._workers),
+            self._memory,
+            self._settle,
+        )
+
+    def _make_recovery(self) -> Recovery:
+        talking = (self._requests, self._links, self._connected, self._handshake)
+        return Recovery(self._memory, self._executor, self._saving, self._coordinator, *talking)
+
+    def _make_stall_watch(self, stall_after: float | None) -> StallWatch | None:
+        if self._coordinator is None or stall_after is None:
+            return None
+        head, links, end = self._coordinator, self._links, self._job_end
+        return StallWatch(stall_after, self._cluster, head, links, self.status, self._waiting, end)
+
     def _make_coordinator(self, losses: LossPolicy) -> Coordinator:
         return Coordinator(
             self._cluster.count("ps"),
             self._cluster.count("worker"),
             tell=lambda worker, header: self._reply(worker, header, ()),
-            order=self._order,
-            scale=self._scale,
+            order=lambda decisions: self._steps.order(decisions),
+            scale=lambda scale: self._steps.scale(scale),
             losses=losses,
         )
 
@@ -249,21 +256,19 @@ class ParameterServer:
         header = message.header
         match header:
             case PushRequest():
-                self._push(task.index, Message(header, message.tensors))
+                self._steps.push(task.index, Message(header, message.tensors))
             case Register() | SlotValues() | GradientMemory() | OpenDirectory():
                 answer = self._requests.answer(task, Message(header, message.tensors))
                 self._reply(task.index, answer, ())
             case BlockAhead():
-                self._executor.keep_ahead(task.index, Message(header, message.tensors))
+                self._executor.pushes.keep_ahead(task.index, Message(header, message.tensors))
             case OwnState():
                 self._saving.give_state(task.index, header)
             case WaitingRequest():
                 self._reply(task.index, self._waiting(task.index, header), ())
             case ResumeRequest() if self._coordinator is not None:
-                carried = self._coordinator.states.of(task.index)
-                state = b"" if carried is not None else self._saving.state_of(task.index)
-                step, groups = self._coordinator.step, self._saving.groups
-                self._reply(task.index, ResumePoint(step, state, groups, header.number, carried), ())
+                point = resume_point(self._coordinator, self._saving, task.index, header.number)
+                self._reply(task.index, point, ())
             case Describe() if self._coordinator is not None:
                 self._coordinator.describe(task.index, header)
             case GatherRequest() if self._coordinator is not None:
@@ -283,11 +288,8 @@ class ParameterServer:
 
     def _obey(self, task: Task, header: BetweenServers) -> None:
         match header:
-            case Orders(decisions, pushes) if task.index == 0:
-                for worker, request in pushes:
-                    self._executor.hold_shared(worker, request)
-                self.status.note(decisions)
-                self._executor.carry_out(decisions)
+            case Orders() if task.index == 0:
+                self._steps.obey(header)
             case HeldNotice(worker, seq) if self._coordinator is not None:
                 self._coordinator.held(task.index, worker, seq)
             case NormReport(step, square) if self._coordinator is not None:
@@ -305,35 +307,11 @@ class ParameterServer:
                 self._executor.expect_factor(step, factor)
                 self._executor.go_on()
             case JobOver() if task.index == 0:
-                self._job_end.told = header
+                self._job_end.hear(header)
                 self._unsettled = True
                 self._links.say_state_soon()  # the coordinator waits for this before it ends
             case _:
                 raise WireError(f"{task} does not send {type(header).__name__} to {self.task}")
-
-    def _push(self, worker: int, message: Message[PushRequest]) -> None:
-        header = message.header
-        if header.wishes and self._coordinator is not None:
-            self._coordinator.wish(header.wishes)
-        if not self._executor.hold(worker, message):
-            return
-        if self._coordinator is None:
-            self._links.tell(HeldNotice(worker, header.seq))
-        else:
-            push = Push(
-                worker, header.seq, header.version, header.kind, header.weight, "last" in header.wishes
-            )
-            self._coordinator.hear(worker, header)
-            if push.last:  # the steps that follow from its leaving are made without it
-                self._executor.buffers.forget(worker)
-            if header.shared:
-                plain = header
-                if header.buffers or header.numbers or header.state is not None:
-                    plain = msgspec.structs.replace(header, buffers=(), numbers={}, state=None)
-                self._untold.append((worker, plain))
-            self._coordinator.held(None if header.shared else 0, worker, header.seq, push)
-        self._executor.resume()
-        self._executor.add_early()
 
     def _advance_saving(self) -> None:
         """See what has been written in the background."""
@@ -373,28 +351,6 @@ class ParameterServer:
         peer = self._connected.peer(self._workers[worker])
         return peer is not None and self._listener.copies(peer)
 
-    def _order(self, decisions: Sequence[Decision]) -> None:
-        self.status.note(decisions)
-        self._links.tell(Orders(tuple(decisions), tuple(self._untold)))
-        self._untold.clear()
-        self._executor.order(decisions)
-        self._recovery.keep()  # once an update has begun, nothing else may be decided in its place
-        self._links.flush()  # the others need not wait for this server's own part
-        self._executor.carry_out()
-
-    def _scale(self, scale: Scale) -> None:
-        self._links.tell(scale)
-        self._executor.expect_factor(scale.step, scale.factor)
-        self._recovery.keep()
-        self._links.flush()
-        self._executor.go_on()
-
-    def _report_norm(self, step: int, square: float) -> None:
-        if self._coordinator is not None:
-            self._coordinator.norm(0, step, square)
-        else:
-            self._links.tell(NormReport(step, square))
-
     def _fail(self, task: Task | str, reason: str) -> None:
         self._unsettled = True
         if self._coordinator is not None:
@@ -423,9 +379,14 @@ class ParameterServer:
             self._stop()
         self._links.keep_time(now)
         self.status.look(now)
+        if self._stall is not None:
+            self._stall.look(now)
         for task in self._connected.overdue(now, self._reaches, self._listener.stands_still):
+            self._recovery.lives_changed = True
             self._missing_tasks.lose(task)
         self._missing_tasks.look(now)
+        if (lost := self._lost_gradients.look(now)) is not None:
+            self._fail(*lost)
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether a connection that ended was made anew; its task may have had nothing to say since."""

@@ -146,6 +146,7 @@ class PeerLinks:
         self._links = {task: self._call(task) for task in others}
         self._log: Log[BetweenServers] = Log(task.index for task in others)
         self._unsent: list[LogEntry] = []
+        self._kept: tuple[int, list[int]] | None = None  # how far this server was, as the memory has it
         self._state_due = False  # whether to say how far this server is, with what is sent next
         self._called = dict.fromkeys(others, 0.0)
         self.ready = not others
@@ -170,8 +171,11 @@ class PeerLinks:
     # --- what the next process of this server needs -------------------------------------------------------
     def keep(self) -> None:
         """Put it into the memory; the caller commits it."""
-        taken = {task.index: link.reader.taken for task, link in self._links.items()}
-        self._memory.put("links", msgspec.msgpack.encode(LinksState(self._log.last, taken)))
+        state = (self._log.last, [link.reader.taken for link in self._links.values()])
+        if state != self._kept:
+            self._kept = state
+            taken = {task.index: link.reader.taken for task, link in self._links.items()}
+            self._memory.put("links", msgspec.msgpack.encode(LinksState(self._log.last, taken)))
 
     def recall(self) -> None:
         """Go on where the last process of this server was."""

@@ -66,15 +66,17 @@ class RecordStore:
         """What was staged is valid from now on, all at once."""
         if not self._staged:
             return
-        parts = []
+        values, parts = self._values, []
         for name, value in self._staged.items():
             if value is None:
-                if self._values.pop(name, None) is not None:
+                if values.pop(name, None) is not None:
                     parts.append(_encode(name, None))
-            elif self._values.get(name) != value:
-                self._values[name] = value
+            elif values.get(name) != value:
+                values[name] = value
                 parts.append(_encode(name, value))
         self._staged.clear()
+        if not parts:
+            return
         data = b"".join(parts)
         end = self._end + len(data)
         if end > self._size:

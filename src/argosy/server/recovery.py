@@ -23,6 +23,7 @@ class Lives(msgspec.Struct, array_like=True):
 
     workers: dict[int, str]
     admitted: dict[int, str]
+    ended: list[str]
 
 
 class Recovery:
@@ -58,11 +59,17 @@ class Recovery:
         self._saving.keep()
         if self._coordinator is not None:
             self._coordinator.keep(self._memory)
+            self._coordinator.changes.keep(self._memory)
         if self.lives_changed:
             self.lives_changed = False
             lives = self._connected.lives
             workers = {task.index: life for task, life in lives.items() if task.job == "worker"}
-            self._memory.put("lives", msgspec.msgpack.encode(Lives(workers, self._handshake.admitted)))
+            self._memory.put(
+                "lives",
+                msgspec.msgpack.encode(
+                    Lives(workers, self._handshake.admitted, sorted(self._connected.ended_lives))
+                ),
+            )
         self._memory.commit()
 
     def recall(self) -> None:
@@ -72,11 +79,14 @@ class Recovery:
         registrations = self._executor.recall()
         if self._coordinator is not None:
             self._coordinator.recall(self._memory, registrations, self._saving.checkpoints)
+            self._coordinator.changes.recall(self._memory)
+            self._coordinator.changes.come_back(Task("ps", 0))
         self._requests.recall()
         self._links.recall()
         if (kept := self._memory.get("lives")) is not None:
             lives = msgspec.msgpack.decode(kept, type=Lives)
             self._connected.recall({Task("worker", worker): life for worker, life in lives.workers.items()})
             self._handshake.recall(lives.admitted)
+            self._connected.ended_lives |= set(lives.ended)
         if (report := self._saving.unwritten()) is not None:
             self._links.tell(report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +20,7 @@ ANSWERS_WITHIN = 1.0
 
 @dataclass
 class _Inquiry:
-    asker: Peer
+    answer: Callable[[StatusReport], object]
     report: StatusReport
     asked: dict[Peer, Task]
     began: float
@@ -47,14 +47,14 @@ class StackInquiry:
             self._offers[task] = peer
             self._connected.notice(peer, task)
 
-    def begin(self, asker: Peer, report: StatusReport) -> None:
-        """Ask those who are waited for, or all; `asker` gets the report with what they say."""
+    def begin(self, report: StatusReport, answer: Callable[[StatusReport], object]) -> None:
+        """Ask those who are waited for, or all; `answer` gets the report with what they say."""
         waiting: Collection[str] = () if report.job is None else report.job.waiting
         tasks = [task for task in self._offers if not waiting or self._cluster.describe(task) in waiting]
         asked = {self._offers[task]: task for task in tasks}
         for peer in asked:
             self._listener.send(peer, StacksRequest())
-        self._open.append(_Inquiry(asker, report, asked, time.monotonic()))
+        self._open.append(_Inquiry(answer, report, asked, time.monotonic()))
 
     def take(self, peer: Peer, header: Stacks) -> None:
         """A worker's answer."""
@@ -75,7 +75,7 @@ class StackInquiry:
             text = inquiry.stacks.get(task)
             lines.append(f"{self._cluster.describe(task)} is in:" if text else f"{task} does not answer")
             lines += [f"    {_plain(line)}" for line in (text or "").splitlines()]
-        self._listener.send(inquiry.asker, msgspec.structs.replace(inquiry.report, lines=tuple(lines)))
+        inquiry.answer(msgspec.structs.replace(inquiry.report, lines=tuple(lines)))
 
     @property
     def busy(self) -> bool:

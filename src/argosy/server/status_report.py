@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -48,13 +49,17 @@ class StatusAnswers:
         """A question, or what is needed to answer one."""
         match header:
             case StatusRequest(stacks=True):
-                self._inquiry.begin(peer, msgspec.structs.replace(self._report(), lines=tuple(self.lines())))
+                self.inquire(partial(self._listener.send, peer))
             case StatusRequest():
                 self._listener.send(peer, self._report())
             case StacksOffer():
                 self._inquiry.offer(peer, header)
             case Stacks():
                 self._inquiry.take(peer, header)
+
+    def inquire(self, answer: Callable[[StatusReport], object]) -> None:
+        """Ask the workers waited for what they are doing; `answer` gets all that there is to say, soon."""
+        self._inquiry.begin(msgspec.structs.replace(self._report(), lines=tuple(self.lines())), answer)
 
     def note(self, decisions: Iterable[Decision]) -> None:
         """The coordinator has decided this."""
@@ -100,6 +105,7 @@ def report(cluster: ClusterSpec, coordinator: Coordinator | None, waiting: Waiti
         lines.append(f"{cluster.describe(task)}: {', '.join(part for part in parts if part)}")
     if job.queue:
         lines.append(f"gradients held for a step to come: {job.queue}")
+    lines += coordinator.changes.lines(time.time())
     lines += [f"waiting for {who}, {waiting.seconds:.0f} s" for who in waiting.tasks]
     return StatusReport(tuple(lines), job)
 
@@ -117,4 +123,5 @@ def _job(cluster: ClusterSpec, coordinator: Coordinator, waiting: WaitingReport)
         ),
         waiting=waiting.tasks,
         waited=waiting.seconds,
+        changes=coordinator.changes.latest(),
     )

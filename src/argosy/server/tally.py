@@ -11,51 +11,33 @@ from argosy.protocol.asking import WorkerStatus
 from argosy.protocol.decisions import Answer, Apply, Decision
 
 
-class _Counts:
+class Counts(msgspec.Struct, array_like=True):
     """One worker's."""
 
-    __slots__ = ("answers", "applied", "heard", "logged", "numbers", "staleness", "total_staleness")
-
-    def __init__(self) -> None:
-        self.applied = 0
-        self.answers = {"applied": 0, "dropped": 0, "folded": 0, "skipped": 0}
-        self.staleness = 0
-        self.total_staleness = 0
-        self.heard: float | None = None
-        self.numbers: Mapping[str, float] = {}
-        self.logged = 0
-
-
-class CountsValue(msgspec.Struct, array_like=True):
-    """A worker's counts as plain data."""
-
-    applied: int
-    answers: dict[str, int]
-    staleness: int
-    total_staleness: int
-    numbers: dict[str, float]
-    logged: int
+    applied: int = 0
+    answers: dict[str, int] = msgspec.field(
+        default_factory=lambda: {"applied": 0, "dropped": 0, "folded": 0, "skipped": 0}
+    )
+    staleness: int = 0
+    total_staleness: int = 0
+    heard: float | None = None
+    numbers: dict[str, float] = {}
+    logged: int = 0
 
 
 class Tally:
     """The counts of all workers."""
 
     def __init__(self, workers: int) -> None:
-        self._counts = [_Counts() for _ in range(workers)]
+        self._counts = [Counts() for _ in range(workers)]
 
-    def value(self) -> list[CountsValue]:
-        """All of this, but for when each was heard."""
-        return [
-            CountsValue(c.applied, c.answers, c.staleness, c.total_staleness, dict(c.numbers), c.logged)
-            for c in self._counts
-        ]
+    def value(self) -> list[Counts]:
+        """All of this."""
+        return self._counts
 
-    def recall(self, values: Iterable[CountsValue]) -> None:
-        """Go on from there."""
-        for counts, value in zip(self._counts, values, strict=True):
-            counts.applied, counts.answers = value.applied, dict(value.answers)
-            counts.staleness, counts.total_staleness = value.staleness, value.total_staleness
-            counts.numbers, counts.logged = value.numbers, value.logged
+    def recall(self, value: Iterable[Counts]) -> None:
+        """Go on from there; when each was heard is another clock's."""
+        self._counts = [msgspec.structs.replace(counts, heard=None) for counts in value]
 
     def count(self, decisions: Iterable[Decision]) -> None:
         """These were decided."""
@@ -78,7 +60,7 @@ class Tally:
     def log(self, worker: int, numbers: Mapping[str, float], step: int) -> None:
         """A worker's latest numbers, and the step that they belong to."""
         counts = self._counts[worker]
-        counts.numbers, counts.logged = numbers, step
+        counts.numbers, counts.logged = dict(numbers), step
 
     def status(self, worker: int, task: str, presence: str) -> WorkerStatus:
         """A worker's counts as they are now."""

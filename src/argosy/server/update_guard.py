@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 # Of all tensors of one chunk together: larger ones leave the processor's cache, smaller ones cost more calls.
-GUARD_BYTES = 1536 * 1024
+GUARD_BYTES = 768 * 1024
 # The step of the update, how many chunks of it are done, and the number of the guarded one plus 1.
 GUARD_WORDS = 3
 # Chunks begin where the kernels' vectors do, so that every element is computed as in one piece.

@@ -22,7 +22,7 @@ from argosy.protocol.joining import (
     SlotValues,
 )
 from argosy.protocol.layout import check_layout
-from argosy.protocol.saving import OpenDirectory
+from argosy.protocol.saving import OpenDirectory, ResumePoint
 from argosy.server.checkpointing import ShardSaving
 from argosy.server.coordinator import Coordinator
 from argosy.server.durable_memory import Memory
@@ -71,7 +71,7 @@ class WorkerRequests:
     def _do(self, task: Task, message: Message[Request]) -> Header:
         header = message.header
         if isinstance(header, GradientMemory):
-            self._executor.keep_gradient_memory(task.index, message.tensors)
+            self._executor.pushes.keep_gradient_memory(task.index, message.tensors)
             return GradientMemorySeen(header.number)
         if task != Task("worker", 0):
             raise WireError(f"only the chief sends {type(header).__name__}")
@@ -94,3 +94,10 @@ class WorkerRequests:
         if self._coordinator is not None:
             self._coordinator.register(header, self._executor.step, self._saving.checkpoints)
         return Registered(header.number)
+
+
+def resume_point(coordinator: Coordinator, saving: ShardSaving, worker: int, number: int) -> ResumePoint:
+    """From where a worker goes on: from what its pushes carried, if it comes again, or from a checkpoint."""
+    carried = coordinator.states.of(worker)
+    state = b"" if carried is not None else saving.state_of(worker)
+    return ResumePoint(coordinator.step, state, saving.groups, number, carried)

@@ -55,7 +55,7 @@ class Reporting:
 
     def end(self, error: BaseException | None) -> None:
         """The session is over: the last numbers, before the servers go."""
-        self.watch.stop(last_look=error is None)
+        self.watch.stop(failed=error is not None)
         step = self._session.global_step
         if error is None:
             self.record("ended", step=step)

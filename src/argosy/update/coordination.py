@@ -66,6 +66,12 @@ class StopWanted(msgspec.Struct, frozen=True):
 # So many pushes fit into one life of a worker.
 _LIFE_BITS = 40
 
+
+def is_of_later_life(seq: int, other: int) -> bool:
+    """Whether the process that gave push `seq` has come in the place of the one that gave `other`."""
+    return seq >> _LIFE_BITS > other >> _LIFE_BITS
+
+
 _OtherEvent: TypeAlias = Arrived | Finished | Lost | CutWanted | CutWritten | StopWanted
 Event: TypeAlias = Held | _OtherEvent
 

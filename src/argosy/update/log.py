@@ -2,9 +2,9 @@
 
 The writer gives every entry an index and keeps it until all followers have acknowledged it. A follower takes
 entries strictly in their order and asks for what it has missed. Both sides say from time to time how far they
-are, so that the loss of the very last entry is noticed, too. The epoch tells one life of a writer from the
-next: entries of an earlier epoch are refused, whatever their index. Whoever uses this may lose, double or
-reorder messages as it likes.
+are, so that the loss of the very last entry is noticed, too. The epoch is one life of the log: entries of an
+earlier epoch are refused, whatever their index. A server that comes back goes on with its log, in the same
+epoch. Whoever uses this may lose, double or reorder messages as it likes.
 """
 
 from __future__ import annotations
